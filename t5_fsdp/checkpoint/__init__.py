@@ -1,0 +1,1 @@
+"""Sharded checkpoints: write, find, read, export."""

@@ -1,0 +1,1 @@
+"""One short module a command; only here the rooms meet."""

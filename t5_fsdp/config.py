@@ -1,0 +1,345 @@
+"""The options of a run: one dataclass a section, and the checks that need no file and no model.
+
+Names, meanings and defaults live here and nowhere else; `--help` is made from them. This module
+imports neither torch nor jsonargparse, so that a command can answer `--help` at once and a
+library user can build a `Config` in Python.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass
+class ModelConfig:
+    """Which T5 and which tokenizer."""
+
+    name: str | None = "google-t5/t5-small"
+    """Hub id, folder in Hugging Face format, or a checkpoint of ours (weights only: a warm start)."""
+    revision: str | None = None
+    """Branch, tag or commit of a Hub id; null: the default branch."""
+    init: Literal["pretrained", "random"] = "pretrained"
+    """pretrained: the weights of `name`; random: fresh weights, drawn from `seed`."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """T5 configuration values to override, e.g. {"dropout_rate": 0.0}. With init random and name
+    null it describes the whole model; vocab_size (the tokenizer's size rounded up to 128), pad,
+    eos and decoder start come from the tokenizer unless given."""
+    tokenizer: str | None = None
+    """null: as `name`; a folder or Hub id; or train: a SentencePiece vocabulary learned from the
+    training split."""
+    tokenizer_vocab_size: int = 8000
+    """Pieces of a trained tokenizer, special tokens included; read only with tokenizer: train."""
+    attention: Literal["sdpa", "eager"] = "sdpa"
+    """Attention implementation of transformers."""
+
+
+@dataclass
+class DataConfig:
+    """Where the documents and summaries come from and how long they may be."""
+
+    source: Literal["wikihow", "files", "hub", "sample"] = "wikihow"
+    """wikihow: the official CSV; files: your own; hub: a dataset id; sample: the bundled how-tos."""
+    path: str = "data/wikihow"
+    """wikihow: folder with wikihowAll.csv and, if at hand, all_train.txt, all_val.txt, all_test.txt."""
+    dataset: str | None = None
+    """hub: dataset id."""
+    subset: str | None = None
+    """hub: configuration name of the dataset."""
+    train_files: list[str] | str = field(default_factory=list)
+    """files: csv, jsonl, json or parquet; one path or a list."""
+    validation_files: list[str] | str = field(default_factory=list)
+    """files: as train_files, for the validation split."""
+    test_files: list[str] | str = field(default_factory=list)
+    """files: as train_files, for the test split."""
+    document_column: str = "document"
+    """Column (files, hub) that holds the text to summarize."""
+    summary_column: str = "summary"
+    """Column (files, hub) that holds the reference summary."""
+    prefix: str = "summarize: "
+    """Text put before each document, as T5 was trained with."""
+    max_source_tokens: int = 512
+    """Longest source in tokens, prefix and end mark included; longer ones are cut."""
+    max_target_tokens: int = 150
+    """Longest target in tokens, end mark included; longer ones are cut."""
+    max_train_examples: int | None = None
+    """Use only the first so many examples of the training split; null: all."""
+    max_validation_examples: int | None = None
+    """As max_train_examples, for the validation split."""
+    max_test_examples: int | None = None
+    """As max_train_examples, for the test split."""
+    cache_dir: str | None = None
+    """Where prepared (tokenized) data is kept; null: .cache beside run_dir."""
+
+
+@dataclass
+class ParallelConfig:
+    """How the model is spread over devices."""
+
+    engine: Literal["fsdp2", "fsdp1", "ddp"] = "fsdp2"
+    """fsdp2: torch's fully_shard."""
+    sharding: Literal["full_shard", "shard_grad_op", "hybrid_shard", "no_shard"] | None = None
+    """null: full_shard for fsdp1 and fsdp2, no_shard for ddp."""
+    num_replicas: int | None = None
+    """hybrid_shard: groups that hold a whole copy; null: one a node."""
+    param_dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
+    """Precision of forward and backward; master weights stay float32."""
+    reduce_dtype: Literal["bf16", "fp16", "fp32"] = "fp32"
+    """Precision of the gradient reduction between ranks."""
+    activation_checkpointing: Literal["none", "selective", "full"] = "full"
+    """full: recompute every T5 block in the backward pass instead of keeping its activations."""
+    cpu_offload: bool = False
+    """Keep shards in host memory between uses."""
+    compile: bool = False
+    """torch.compile the T5 blocks."""
+
+
+@dataclass
+class OptimizerConfig:
+    """The optimizer."""
+
+    name: Literal["adamw", "adafactor"] = "adamw"
+    """Update rule."""
+    lr: float = 1e-4
+    """Peak learning rate."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay."""
+    grad_clip_norm: float | None = 1.0
+    """Largest global gradient norm; larger gradients are scaled down to it. null: no clipping."""
+
+
+@dataclass
+class ScheduleConfig:
+    """The learning rate over the run."""
+
+    name: Literal["constant", "linear", "cosine", "inverse_sqrt"] = "linear"
+    """Shape after warm-up; linear and cosine reach 0 behind the run's last step."""
+    warmup_steps: int = 0
+    """Steps of linear warm-up from 0."""
+
+
+@dataclass
+class TrainConfig:
+    """Length of the run and shape of its batches."""
+
+    epochs: float = 3
+    """Passes over the training split; may be a fraction."""
+    max_steps: int | None = None
+    """Largest number of optimizer steps; training ends at epochs or max_steps, whichever is first."""
+    global_batch_size: int = 128
+    """Examples in one optimizer step, however many devices there are."""
+    micro_batch_tokens: int = 8192
+    """Most padded tokens on one device at a time: rows x (longest source + longest target)."""
+    batching: Literal["length_grouped", "shuffled"] = "length_grouped"
+    """length_grouped: examples of like length share a batch (less padding), in random order."""
+    collective_timeout_seconds: int = 1800
+    """A rank that waits longer than this for another one fails."""
+
+
+@dataclass
+class CheckpointConfig:
+    """When checkpoints are written, which are kept, and where the run goes on."""
+
+    every_steps: int | None = 500
+    """Steps between checkpoints; null: only at the end (and at a new best or an interruption)."""
+    keep_last: int = 2
+    """Newest checkpoints that are kept."""
+    keep_best: int = 1
+    """Best checkpoints (by evaluation.best_metric) that are kept as well; 0: none."""
+    async_save: bool = True
+    """Let training go on while files are written (accepted; saving still blocks)."""
+    resume: str = "auto"
+    """auto: go on from the newest complete checkpoint of run_dir, if any; never: refuse when there
+    is one; or a checkpoint folder to go on from."""
+
+
+@dataclass
+class EvaluationConfig:
+    """Validation during training, and how summaries are generated anywhere."""
+
+    every_steps: int | None = 500
+    """Steps between validations; null: only at the last step."""
+    max_examples: int | None = 500
+    """Validation examples used during training (a fixed random choice); null: all."""
+    batch_tokens: int = 16384
+    """Most padded source tokens x beams in one generation batch of a device."""
+    num_beams: int = 4
+    """Beams of the beam search; 1: greedy."""
+    max_new_tokens: int = 150
+    """Longest generated summary in tokens."""
+    length_penalty: float = 1.0
+    """Exponent on the length in beam search; above 0 favours longer summaries."""
+    best_metric: Literal["rouge1", "rouge2", "rougeL", "rougeLsum", "loss"] = "rougeLsum"
+    """What makes a checkpoint the best: highest ROUGE, or lowest validation loss."""
+
+
+@dataclass
+class LoggingConfig:
+    """What is written about the run."""
+
+    every_steps: int = 10
+    """Steps between rows of metrics.jsonl."""
+    tensorboard: bool = True
+    """Write TensorBoard events below run_dir/tensorboard."""
+    wandb: bool = False
+    """Log to Weights & Biases."""
+
+
+@dataclass
+class Config:
+    """All options of a run."""
+
+    run_dir: str = "runs/t5"
+    """Folder for everything the run writes."""
+    seed: int = 1
+    """Seed of random weights, data order and dropout."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A (section of a) configuration as plain nested dicts, lists and scalars."""
+    return dataclasses.asdict(config)
+
+
+def normalize(config: Config) -> Config:
+    """Turn the short forms an option accepts into their long form, in place: a path into a list."""
+    for name in ("train_files", "validation_files", "test_files"):
+        value = getattr(config.data, name)
+        if isinstance(value, str):
+            setattr(config.data, name, [value])
+    return config
+
+
+# Smallest value each numeric option may take (inclusive, null always passes).
+_MINIMUM: dict[str, float] = {
+    "seed": 0,
+    "model.tokenizer_vocab_size": 110,
+    "data.max_source_tokens": 2,
+    "data.max_target_tokens": 2,
+    "data.max_train_examples": 1,
+    "data.max_validation_examples": 1,
+    "data.max_test_examples": 1,
+    "parallel.num_replicas": 1,
+    "optimizer.lr": 0,
+    "optimizer.weight_decay": 0,
+    "schedule.warmup_steps": 0,
+    "train.max_steps": 1,
+    "train.global_batch_size": 1,
+    "train.micro_batch_tokens": 1,
+    "train.collective_timeout_seconds": 1,
+    "checkpoint.every_steps": 1,
+    "checkpoint.keep_last": 1,
+    "checkpoint.keep_best": 0,
+    "evaluation.every_steps": 1,
+    "evaluation.max_examples": 1,
+    "evaluation.batch_tokens": 1,
+    "evaluation.num_beams": 1,
+    "evaluation.max_new_tokens": 1,
+    "logging.every_steps": 1,
+}
+_MAXIMUM: dict[str, float] = {"seed": 2**63 - 1}
+# These must be larger than zero: a run with none of it does nothing.
+_POSITIVE = ("optimizer.grad_clip_norm", "train.epochs")
+
+# Values that DESIGN promises and this version does not honour yet: refused, never ignored.
+_NOT_YET: dict[str, tuple[Any, ...]] = {
+    "data.source": ("hub",),
+    "parallel.engine": ("fsdp1", "ddp"),
+    "parallel.sharding": ("shard_grad_op", "hybrid_shard", "no_shard"),
+    "parallel.param_dtype": ("fp16",),
+    "parallel.reduce_dtype": ("fp16",),
+    "parallel.activation_checkpointing": ("selective",),
+    "parallel.cpu_offload": (True,),
+    "parallel.compile": (True,),
+    "optimizer.name": ("adafactor",),
+    "logging.wandb": (True,),
+}
+
+
+def leaves(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten the sections of a configuration dict to {"section.option": value}."""
+    flat: dict[str, Any] = {}
+    for key, value in mapping.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict) and not prefix:
+            flat.update(leaves(value, f"{name}."))
+        else:
+            flat[name] = value
+    return flat
+
+
+def value_problems(config: Config) -> list[str]:
+    """Every value that no run could use, one line each; types are taken as right already."""
+    flat = leaves(to_dict(config))
+    return _range_problems(flat) + _not_yet_problems(flat) + _combination_problems(config)
+
+
+def _range_problems(flat: dict[str, Any]) -> list[str]:
+    problems = []
+    for name, value in flat.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if not math.isfinite(value):
+            problems.append(f"{name} is {value}; give a finite number")
+        elif name in _MINIMUM and value < _MINIMUM[name]:
+            problems.append(f"{name} is {value}; the smallest allowed value is {_MINIMUM[name]}")
+        elif name in _MAXIMUM and value > _MAXIMUM[name]:
+            problems.append(f"{name} is {value}; the largest allowed value is {_MAXIMUM[name]}")
+        elif name in _POSITIVE and value <= 0:
+            problems.append(f"{name} is {value}; give a number above 0")
+    return problems
+
+
+def _not_yet_problems(flat: dict[str, Any]) -> list[str]:
+    return [
+        f"{name}: {_yaml(flat[name])} is not supported in this version; "
+        f"use {_yaml(_default_of(name))}"
+        for name, values in _NOT_YET.items()
+        if flat[name] in values
+    ]
+
+
+def _default_of(name: str) -> Any:
+    return leaves(to_dict(Config()))[name]
+
+
+def _yaml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "null" if value is None else str(value)
+
+
+def _combination_problems(config: Config) -> list[str]:
+    model, data = config.model, config.data
+    problems = []
+    if not config.run_dir.strip():
+        problems.append("run_dir is empty; give a folder, e.g. runs/my-run")
+    if model.init == "pretrained" and model.name is None:
+        problems.append(
+            "model.init: pretrained needs model.name (a Hub id or folder); "
+            "for fresh weights set model.init: random"
+        )
+    if model.name is None and model.tokenizer is None:
+        problems.append(
+            "model.tokenizer is null and model.name too; give a tokenizer folder, a Hub id, or train"
+        )
+    if model.tokenizer == "train" and model.init == "pretrained":
+        problems.append(
+            "model.tokenizer: train with model.init: pretrained would give the pretrained weights "
+            "another vocabulary; set model.init: random or model.tokenizer: null"
+        )
+    if data.source == "files" and not data.train_files:
+        problems.append("data.source: files needs data.train_files")
+    if not config.checkpoint.resume:
+        problems.append("checkpoint.resume is empty; give auto, never or a checkpoint folder")
+    return problems

@@ -1,0 +1,45 @@
+"""Errors and exit codes that a user meets."""
+
+from __future__ import annotations
+
+EXIT_DONE = 0
+EXIT_DEFECT = 1
+EXIT_USER_ERROR = 2
+EXIT_PREEMPTED = 75
+
+
+class UserError(Exception):
+    """Something the user can mend: a bad option, file, row or value.
+
+    The message is one line that names the value, the limit and the remedy. Further problems of
+    the same kind follow it, one a line. The commands print it as `error: ...` and end with
+    `EXIT_USER_ERROR`, without a traceback.
+
+    Args:
+        problems: one or more one-line messages; the first leads.
+    """
+
+    def __init__(self, *problems: str) -> None:
+        if not problems:
+            raise ValueError("a UserError needs at least one problem")
+        self.problems = tuple(" ".join(str(problem).split()) for problem in problems)
+        super().__init__("\n".join(self.problems))
+
+    def __reduce__(self) -> tuple:
+        return type(self), self.problems
+
+    def render(self) -> str:
+        """The text for stderr: `error:` line first, further problems indented below it."""
+        return "\n  ".join((f"error: {self.problems[0]}", *self.problems[1:]))
+
+
+class Preempted(Exception):
+    """The run was asked to stop and has saved what it could; see `EXIT_PREEMPTED`."""
+
+
+class PeerFailed(Exception):
+    """Another rank failed and reports it; this rank has nothing to add and must end quietly."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(f"another rank ended with code {exit_code}")
+        self.exit_code = exit_code

@@ -1,0 +1,1 @@
+"""Summaries and their ROUGE."""

@@ -1,0 +1,1 @@
+"""The T5: weights, loss and closed forms."""

@@ -1,0 +1,1 @@
+"""Optimizer, metrics and the training loop."""

@@ -1,0 +1,107 @@
+"""What a run tells its user: plain lines, warnings and progress bars, from rank 0 alone."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+
+class Console:
+    """Lines on the terminal and, once a run has a folder, in its log.txt.
+
+    Args:
+        enabled: only rank 0 speaks.
+        stream: where lines go; standard error where standard output carries results.
+    """
+
+    def __init__(self, enabled: bool = True, stream: TextIO | None = None) -> None:
+        self.enabled = enabled
+        self._stream = stream
+        self._log: TextIO | None = None
+
+    def open_log(self, path: Path) -> None:
+        """Repeat everything from now on in `path`, appended: a resumed run goes on in its log."""
+        if self.enabled and self._log is None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._log = path.open("a", encoding="utf-8")
+
+    def close(self) -> None:
+        """Close the log; lines still go to the terminal afterwards."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def say(self, text: str = "") -> None:
+        """One line, or several."""
+        if not self.enabled:
+            return
+        self._print(text)
+        if self._log is not None:
+            stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+            self._log.writelines(f"{stamp} {line}\n" for line in text.split("\n"))
+            self._log.flush()
+
+    def warn(self, text: str) -> None:
+        """Something that may surprise the user later but stops nothing."""
+        self.say(f"warning: {text}")
+
+    def _print(self, text: str) -> None:
+        stream = self._stream or sys.stdout
+        if _is_terminal(stream):
+            # tqdm moves a live bar out of the way of the line.
+            from tqdm import tqdm
+
+            tqdm.write(text, file=stream)
+            return
+        print(text, file=stream, flush=True)
+
+    @contextmanager
+    def progress(self, total: int, what: str, initial: int = 0) -> Iterator[Progress]:
+        """A tqdm bar on a terminal; elsewhere a plain line every ten seconds or so."""
+        progress = Progress(self, total, what, initial)
+        try:
+            yield progress
+        finally:
+            progress.close()
+
+
+class Progress:
+    """How far a loop has come; see `Console.progress`."""
+
+    SECONDS_BETWEEN_LINES = 10.0
+
+    def __init__(self, console: Console, total: int, what: str, initial: int) -> None:
+        self._console, self._total, self._what = console, total, what
+        self._done = initial
+        self._note = ""
+        self._last_line = time.monotonic()
+        self._bar = None
+        if console.enabled and _is_terminal(sys.stderr):
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=total, desc=what, initial=initial, dynamic_ncols=True)
+
+    def advance(self, amount: int = 1, note: str | None = None) -> None:
+        """Count `amount` more; `note` (e.g. loss and speed) stands behind the count."""
+        self._done += amount
+        self._note = note if note is not None else self._note
+        if self._bar is not None:
+            self._bar.set_postfix_str(self._note, refresh=False)
+            self._bar.update(amount)
+        elif time.monotonic() - self._last_line >= self.SECONDS_BETWEEN_LINES:
+            self._last_line = time.monotonic()
+            note_part = f"  {self._note}" if self._note else ""
+            self._console.say(f"{self._what} {self._done}/{self._total}{note_part}")
+
+    def close(self) -> None:
+        """End the bar, also after an error."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    return hasattr(stream, "isatty") and stream.isatty()

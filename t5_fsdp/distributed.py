@@ -1,0 +1,273 @@
+"""The processes of a run: who they are, how they find each other, agree, fail and end together.
+
+Two channels connect the ranks. The *store* (torchrun's key-value server) is there from the start
+and has no timeout: long work such as preparing data is waited for on it. *Collectives* (gloo, NCCL)
+carry tensors and fail after a timeout, so that a hang becomes an error.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from t5_fsdp.errors import EXIT_DEFECT, PeerFailed, UserError
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import Store
+
+T = TypeVar("T")
+
+_POLL_SECONDS = 0.05
+_FAILED_KEY = "t5_fsdp/failed"
+_LAUNCHER_POLL_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the launcher says about this process."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    restart: int = 0
+    by_torchrun: bool = False
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether there is anything to rendezvous with; also a torchrun of one process."""
+        return self.by_torchrun or self.world_size > 1
+
+
+def read_launch(environment: Mapping[str, str] | None = None) -> Launch:
+    """The launch described by torchrun's variables (RANK, WORLD_SIZE, ...), or a single process.
+
+    Raises:
+        UserError: one of the variables is no whole number, or they contradict each other.
+    """
+    environment = os.environ if environment is None else environment
+    if "RANK" not in environment or "WORLD_SIZE" not in environment:
+        return Launch()
+
+    def number(name: str, default: int) -> int:
+        try:
+            return int(environment.get(name, default))
+        except ValueError:
+            raise UserError(
+                f"the environment variable {name} is {environment[name]!r}; it must be a whole "
+                "number (torchrun sets it)"
+            ) from None
+
+    world_size = number("WORLD_SIZE", 1)
+    launch = Launch(
+        rank=number("RANK", 0),
+        local_rank=number("LOCAL_RANK", number("RANK", 0)),
+        world_size=world_size,
+        local_world_size=number("LOCAL_WORLD_SIZE", world_size),
+        restart=number("TORCHELASTIC_RESTART_COUNT", 0),
+        by_torchrun="TORCHELASTIC_RUN_ID" in environment,
+    )
+    if not 0 <= launch.rank < launch.world_size:
+        raise UserError(
+            f"the environment says RANK {launch.rank} of WORLD_SIZE {launch.world_size}; "
+            "start the processes with torchrun"
+        )
+    return launch
+
+
+def end_with_launcher(launch: Launch) -> None:
+    """Make this process end within seconds when torchrun, which started it, is gone.
+
+    torchrun puts each worker into a session of its own, so they outlive a killed launcher and
+    would go on training beside a restarted run.
+    """
+    if not launch.by_torchrun:
+        return
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_LAUNCHER_POLL_SECONDS)
+        os._exit(EXIT_DEFECT)
+
+    threading.Thread(target=watch, name="launcher-watch", daemon=True).start()
+
+
+class World:
+    """All ranks of this run as one of them sees them.
+
+    Attributes:
+        rank, world_size: from the launch.
+        device: where this rank computes.
+    """
+
+    def __init__(self, launch: Launch, store: Store, device: torch.device) -> None:
+        self.launch = launch
+        self.rank, self.world_size = launch.rank, launch.world_size
+        self.device = device
+        self._store = store
+        self._tasks = 0
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def on_rank_zero(self, work: Callable[[], T]) -> T:
+        """Run `work` on rank 0 while the others wait, without timeout; all get its result.
+
+        The result travels through the store by pickle: keep it small.
+
+        Raises:
+            whatever `work` raises, on rank 0; PeerFailed on the others.
+        """
+        self._tasks += 1
+        key = f"t5_fsdp/{self.launch.restart}/task/{self._tasks}"
+        if self.is_main:
+            result = work()
+            self._store.set(key, pickle.dumps(result))
+            return result
+        self.wait_for(key)
+        return pickle.loads(self._store.get(key))
+
+    def wait_for(self, key: str) -> None:
+        """Wait, without timeout and open to signals, until a rank sets `key` in the store.
+
+        Raises:
+            PeerFailed: a rank has reported a failure meanwhile.
+        """
+        while not self._store.check([key]):
+            self.raise_if_peer_failed()
+            time.sleep(_POLL_SECONDS)
+
+    def raise_if_peer_failed(self) -> None:
+        """Raises PeerFailed when another rank has reported its failure."""
+        key = self._failed_key
+        if self._store.check([key]):
+            raise PeerFailed(int(self._store.get(key).decode()))
+
+    @property
+    def _failed_key(self) -> str:
+        return f"{_FAILED_KEY}/{self.launch.restart}"
+
+    def claim_failure(self, exit_code: int) -> bool:
+        """Report that this rank fails; True for the first one, which is to tell the user why."""
+        try:
+            first = self._store.add(f"{self._failed_key}/claims", 1) == 1
+            if first:
+                self._store.set(self._failed_key, str(exit_code))
+            return first
+        except Exception:  # the store died with its host: better told twice than not at all
+            return True
+
+    def connect(self, timeout_seconds: float) -> None:
+        """Set up the process group: NCCL for tensors on GPUs, gloo for those on the CPU."""
+        import torch.distributed as dist
+
+        on_gpu = self.device.type == "cuda"
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+            store=dist.PrefixStore(f"group/{self.launch.restart}", self._store),
+            rank=self.rank,
+            world_size=self.world_size,
+            timeout=timedelta(seconds=timeout_seconds),
+            device_id=self.device if on_gpu else None,
+        )
+
+    def disconnect(self) -> None:
+        """End the process group; call it when nothing refers to the sharded model any more.
+
+        A process that still holds one when its group is destroyed now and then aborts at exit,
+        hence the collection, and the barrier so that nobody's peer leaves before it is done.
+        """
+        import torch.distributed as dist
+
+        gc.collect()
+        if dist.is_initialized():
+            self.barrier()
+            dist.destroy_process_group()
+
+    def barrier(self) -> None:
+        """Wait for all ranks (on the CPU backend, bounded by the collective timeout)."""
+        self.sum([0.0])
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Sums over all ranks, in float64: the same numbers on every rank."""
+        import torch
+        import torch.distributed as dist
+
+        tensor = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(tensor)
+        return tensor.tolist()
+
+    def maximum(self, value: float) -> float:
+        """The largest value of all ranks."""
+        import torch
+        import torch.distributed as dist
+
+        tensor = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+        return float(tensor.item())
+
+    def gather_objects(self, value: Any) -> list[Any] | None:
+        """All ranks' values in the order of ranks, on rank 0; None elsewhere."""
+        import torch.distributed as dist
+
+        gathered: list[Any] | None = [None] * self.world_size if self.is_main else None
+        dist.gather_object(value, gathered)
+        return gathered
+
+
+def enter_world(launch: Launch) -> World:
+    """Find the other ranks through the launcher's store, and this rank's device.
+
+    Raises:
+        UserError: more processes than GPUs on this node, or the rendezvous address is missing.
+    """
+    import torch.distributed as dist
+
+    if not launch.is_distributed:
+        return World(launch, dist.HashStore(), pick_device(launch))
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        if name not in os.environ:
+            raise UserError(f"{name} is not set; start the processes with torchrun")
+    # torchrun hosts the store itself; without it (srun) rank 0 does.
+    hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        launch.world_size,
+        is_master=not hosted and launch.rank == 0,
+        timeout=timedelta(minutes=10),
+    )
+    return World(launch, store, pick_device(launch))
+
+
+def pick_device(launch: Launch) -> torch.device:
+    """This process's GPU by its local rank, or the CPU where there is none.
+
+    Raises:
+        UserError: more processes than GPUs on this node.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    num_gpus = torch.cuda.device_count()
+    if launch.local_world_size > num_gpus:
+        raise UserError(
+            f"{launch.local_world_size} processes on this node but {num_gpus} GPUs; start with "
+            f"--nproc_per_node {num_gpus}"
+        )
+    device = torch.device("cuda", launch.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+

@@ -18,7 +18,7 @@ class ModelConfig:
     """Which T5 and which tokenizer."""
 
     name: str | None = "google-t5/t5-small"
-    """Hub id, folder in Hugging Face format, or a checkpoint of ours (weights only: a warm start)."""
+    """Hub id, Hugging Face folder, or a checkpoint of ours (weights only: a warm start)."""
     revision: str | None = None
     """Branch, tag or commit of a Hub id; null: the default branch."""
     init: Literal["pretrained", "random"] = "pretrained"
@@ -41,9 +41,9 @@ class DataConfig:
     """Where the documents and summaries come from and how long they may be."""
 
     source: Literal["wikihow", "files", "hub", "sample"] = "wikihow"
-    """wikihow: the official CSV; files: your own; hub: a dataset id; sample: the bundled how-tos."""
+    """wikihow: the official CSV; files: your own; hub: a dataset; sample: the bundled how-tos."""
     path: str = "data/wikihow"
-    """wikihow: folder with wikihowAll.csv and, if at hand, all_train.txt, all_val.txt, all_test.txt."""
+    """wikihow: folder with wikihowAll.csv and, if at hand, all_{train,val,test}.txt."""
     dataset: str | None = None
     """hub: dataset id."""
     subset: str | None = None
@@ -127,7 +127,7 @@ class TrainConfig:
     epochs: float = 3
     """Passes over the training split; may be a fraction."""
     max_steps: int | None = None
-    """Largest number of optimizer steps; training ends at epochs or max_steps, whichever is first."""
+    """Most optimizer steps; training ends at epochs or max_steps, whichever comes first."""
     global_batch_size: int = 128
     """Examples in one optimizer step, however many devices there are."""
     micro_batch_tokens: int = 8192
@@ -331,7 +331,8 @@ def _combination_problems(config: Config) -> list[str]:
         )
     if model.name is None and model.tokenizer is None:
         problems.append(
-            "model.tokenizer is null and model.name too; give a tokenizer folder, a Hub id, or train"
+            "model.tokenizer and model.name are both null; give model.tokenizer: a folder, a "
+            "Hub id, or train"
         )
     if model.tokenizer == "train" and model.init == "pretrained":
         problems.append(

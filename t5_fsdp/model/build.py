@@ -1,0 +1,309 @@
+"""The T5 itself: its configuration, its weights, and whether it owns its output head.
+
+Every rank builds the model without memory (meta device); rank 0 alone reads or draws the weights,
+and the engine hands each rank its shard. Weights are float32 whatever the file holds.
+
+transformers says of every T5 that its head is tied to the embedding and finds out only while
+reading a checkpoint that the two differ (T5 v1.1, Flan-T5, mT5, umT5). A model built from the
+configuration alone would tie them by accident, so here that fact is read off the weights, kept in
+`ModelSpec.own_head` and applied to every model we build.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from t5_fsdp.config import ModelConfig
+from t5_fsdp.errors import UserError
+from t5_fsdp.seeding import seed_torch
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+VOCAB_MULTIPLE = 128  # tensor cores like it, and T5's own 32,128 is one
+HEAD = "lm_head.weight"
+StateDict = dict[str, torch.Tensor]
+
+
+@dataclass
+class ModelSpec:
+    """All that is needed to build the same model again, without its weights.
+
+    Attributes:
+        config: the transformers configuration.
+        own_head: the output head is a weight of its own, not the embedding.
+    """
+
+    config: PretrainedConfig
+    own_head: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """As stored in a checkpoint."""
+        return {"own_head": self.own_head, "config": self.config.to_dict()}
+
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> ModelSpec:
+        """The reverse of `to_json`."""
+        from transformers import AutoConfig
+
+        values = dict(stored["config"])
+        return cls(
+            config=AutoConfig.for_model(values.pop("model_type"), **values),
+            own_head=stored["own_head"],
+        )
+
+
+def build_on_meta(spec: ModelSpec, attention: str = "sdpa") -> PreTrainedModel:
+    """A float32 model without memory, its head tied or not as `spec` says."""
+    from transformers import AutoModelForSeq2SeqLM
+
+    with torch.device("meta"):
+        model = AutoModelForSeq2SeqLM.from_config(
+            spec.config, dtype=torch.float32, attn_implementation=attention
+        )
+    if spec.own_head:
+        _untie_head(model)
+    return model
+
+
+def build_with_weights(
+    spec: ModelSpec, weights: StateDict, attention: str = "sdpa"
+) -> PreTrainedModel:
+    """A model that takes over `weights` (names as of `unique_state_dict`), without copying them.
+
+    Raises:
+        UserError: names or shapes differ from the model's.
+    """
+    model = build_on_meta(spec, attention)
+    check_names(set(weights), set(unique_state_dict(model)))
+    try:
+        model.load_state_dict(weights, strict=False, assign=True)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"the weights do not fit the model: {reason}") from None
+    retie(model)
+    return model
+
+
+def check_names(given: set[str], wanted: set[str]) -> None:
+    """Refuse weights that are not exactly the model's: loading would skip the rest silently.
+
+    Raises:
+        UserError: naming one missing or surplus tensor.
+    """
+    missing, surplus = sorted(wanted - given), sorted(given - wanted)
+    if missing or surplus:
+        what = f"lack {missing[0]}" if missing else f"have {surplus[0]}, which the model lacks"
+        raise UserError(
+            f"the weights do not fit the model: they {what} "
+            f"({len(missing)} missing, {len(surplus)} too many)"
+        )
+
+
+def retie(model: PreTrainedModel) -> None:
+    """Make shared weights one tensor again, after an operation that replaced them one by one."""
+    for target, source in model.all_tied_weights_keys.items():
+        parent, _, name = target.rpartition(".")
+        setattr(model.get_submodule(parent), name, model.get_parameter(source))
+
+
+def _untie_head(model: PreTrainedModel) -> None:
+    head = model.get_output_embeddings()
+    if head is None or head.weight is not model.get_input_embeddings().weight:
+        return
+    head.weight = nn.Parameter(torch.empty_like(head.weight))
+    # transformers ties again wherever this mapping says so (to_empty, resize, save).
+    model.all_tied_weights_keys.pop(HEAD, None)
+
+
+def has_own_head(model: PreTrainedModel) -> bool:
+    """Whether the output head is another tensor than the input embedding."""
+    return model.get_output_embeddings().weight is not model.get_input_embeddings().weight
+
+
+def unique_state_dict(model: nn.Module) -> StateDict:
+    """The model's weights by name, a shared one once, under its first name."""
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def resolve_spec(
+    options: ModelConfig, tokenizer: PreTrainedTokenizerBase
+) -> ModelSpec:
+    """The model that the options ask for, checked against the tokenizer; reads no weights.
+
+    `own_head` is what the configuration says (`tie_word_embeddings: false`); for pretrained
+    weights `load_pretrained` finds out and corrects it.
+
+    Raises:
+        UserError: unknown or ill-typed names in `model.config`, a folder or Hub id that can't be
+            read, no T5-like model, or a vocabulary smaller than the tokenizer's.
+    """
+    raw = {} if options.name is None else _read_raw_config(options.name, options.revision)
+    overrides = dict(options.config)
+    model_type = overrides.pop("model_type", raw.get("model_type", "t5"))
+    defaults = _tokenizer_defaults(tokenizer)
+    if options.name is not None:
+        defaults.pop("vocab_size")  # the embedding's rows are those of the named model
+    values = {**defaults, **raw, **overrides}
+    values.pop("model_type", None)
+    config = _make_config(model_type, values, set(overrides))
+    own_head = values.get("tie_word_embeddings") is False or (
+        # transformers >= 5.17 stores T5 v1.1's own head under this name.
+        values.get("scale_decoder_outputs") is False
+    )
+    if config.vocab_size < len(tokenizer):
+        raise UserError(
+            f"the model has vocab_size {config.vocab_size} but the tokenizer {len(tokenizer)} "
+            "tokens; use the model's own tokenizer (model.tokenizer: null) or raise "
+            "model.config.vocab_size (with model.init: random)"
+        )
+    return ModelSpec(config=config, own_head=own_head)
+
+
+def _tokenizer_defaults(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    size = len(tokenizer)
+    return {
+        "vocab_size": (size + VOCAB_MULTIPLE - 1) // VOCAB_MULTIPLE * VOCAB_MULTIPLE,
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        # T5 starts decoding with the padding token.
+        "decoder_start_token_id": tokenizer.pad_token_id,
+    }
+
+
+def _read_raw_config(name: str, revision: str | None) -> dict[str, Any]:
+    from transformers import PretrainedConfig
+
+    folder = Path(name)
+    if name.startswith((".", "/", "~")) and not folder.is_dir():
+        raise UserError(f"model.name: there is no folder {name}; check the path")
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise UserError(
+            f"model.name: {name} has no config.json; give a Hugging Face folder, a Hub id or a "
+            "checkpoint folder of this program"
+        )
+    try:
+        # The file as it is: the configuration class would drop tie_word_embeddings.
+        raw, _ = PretrainedConfig.get_config_dict(name, revision=revision)
+    except json.JSONDecodeError as error:
+        raise UserError(f"model.name: {name}: config.json is no JSON ({error})") from None
+    except (OSError, ValueError) as error:
+        raise _unreadable_name(name, error) from None
+    if not raw:
+        raise _unreadable_name(name, OSError("no config.json found"))
+    return raw
+
+
+def _unreadable_name(name: str, error: Exception) -> UserError:
+    reason = str(error).strip().split("\n")[0][:200]
+    return UserError(
+        f"model.name: {name} is neither a folder here nor readable from the Hugging Face Hub "
+        f"({reason}); check the name and the network, or give a folder with the model in it"
+    )
+
+
+def _make_config(model_type: str, values: dict[str, Any], chosen: set[str]) -> PretrainedConfig:
+    from transformers import AutoConfig
+
+    try:
+        known = set(AutoConfig.for_model(model_type).to_dict()) | {"decoder_start_token_id"}
+    except (ValueError, KeyError):
+        raise UserError(
+            f"model.config.model_type: {model_type} is unknown to the installed transformers; "
+            "use t5, mt5 or umt5"
+        ) from None
+    problems = []
+    for name in sorted(chosen - known):
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        problems.append(f"model.config.{name} is no option of a {model_type} model{hint}")
+    if problems:
+        raise UserError(*problems)
+    try:
+        config = AutoConfig.for_model(model_type, **values)
+    except Exception as error:  # the type is huggingface_hub's own and moved between releases
+        reason = " ".join(str(error).split())
+        raise UserError(f"model.config has a value that {model_type} refuses: {reason}") from None
+    if not config.is_encoder_decoder:
+        raise UserError(f"a {model_type} model has no encoder and decoder; use a T5")
+    for name in ("d_model", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "num_heads"):
+        if getattr(config, name, 1) < 1:
+            raise UserError(f"model.config.{name} is {getattr(config, name)}; it must be 1 or more")
+    return config
+
+
+def draw_weights(spec: ModelSpec, seed: int) -> StateDict:
+    """Random float32 weights on the CPU: a function of (configuration, seed) and nothing else.
+
+    As transformers draws them, except for an own output head: that gets T5X's standard deviation
+    d_model ** -0.5 (its logits are not scaled down, unlike those of a tied head), so that the
+    first loss is near ln(vocab).
+    """
+    from transformers import AutoModelForSeq2SeqLM
+
+    with torch.random.fork_rng(devices=[]):
+        seed_torch(seed, "weights")
+        model = AutoModelForSeq2SeqLM.from_config(spec.config, dtype=torch.float32)
+        if spec.own_head:
+            _untie_head(model)
+            head = model.get_output_embeddings().weight
+            nn.init.normal_(head, std=spec.config.d_model**-0.5)
+    return unique_state_dict(model)
+
+
+def load_pretrained(options: ModelConfig, spec: ModelSpec) -> tuple[StateDict, bool]:
+    """Float32 weights of a folder or Hub id on the CPU, and whether the head is its own.
+
+    Raises:
+        UserError: no weights there, or their shapes differ from the configuration's.
+    """
+    from transformers import AutoModelForSeq2SeqLM
+
+    assert options.name is not None
+    try:
+        model, report = AutoModelForSeq2SeqLM.from_pretrained(
+            options.name,
+            revision=options.revision,
+            config=spec.config,
+            dtype=torch.float32,  # files in bf16 would otherwise stay bf16
+            output_loading_info=True,
+        )
+    except (OSError, ValueError) as error:
+        raise _unreadable_name(options.name, error) from None
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(
+            f"the weights of model.name: {options.name} do not fit its configuration; remove "
+            f"values from model.config that change shapes ({reason})"
+        ) from None
+    missing = set(report.get("missing_keys", ())) | {
+        str(key) for key in report.get("mismatched_keys", ())
+    }
+    if missing:
+        raise UserError(
+            f"the weights of model.name: {options.name} lack or misfit {len(missing)} tensors, "
+            f"e.g. {sorted(missing)[0]}; check model.config and the folder"
+        )
+    return unique_state_dict(model), has_own_head(model)
+
+
+def initial_weights(
+    options: ModelConfig, spec: ModelSpec, seed: int
+) -> Callable[[], tuple[StateDict, bool]]:
+    """How rank 0 gets the first weights: a function to call there, giving (weights, own head)."""
+    if options.init == "random":
+        return lambda: (draw_weights(spec, seed), spec.own_head)
+    return lambda: load_pretrained(options, spec)
+
+
+def num_parameters(model: nn.Module) -> int:
+    """Parameters of the whole model, a shared one counted once."""
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,64 @@
+"""Closed form for the arithmetic of an encoder-decoder T5."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class T5Shape:
+    """The dimensions that decide about the arithmetic of a T5.
+
+    Attributes:
+        inner: width of all heads together, num_heads x d_kv.
+        ff_matrices: matrices of a feed-forward layer: 2 for ReLU, 3 for a gated one.
+    """
+
+    d_model: int
+    inner: int
+    d_ff: int
+    ff_matrices: int
+    vocab: int
+    encoder_layers: int
+    decoder_layers: int
+
+    @classmethod
+    def of(cls, config: Any) -> T5Shape:
+        """Read the dimensions off a transformers T5 configuration."""
+        return cls(
+            d_model=config.d_model,
+            inner=config.num_heads * config.d_kv,
+            d_ff=config.d_ff,
+            ff_matrices=3 if config.is_gated_act else 2,
+            vocab=config.vocab_size,
+            encoder_layers=config.num_layers,
+            decoder_layers=config.num_decoder_layers,
+        )
+
+
+def training_flops(shape: T5Shape, source_tokens: int, target_tokens: int, rows: int = 1) -> float:
+    """FLOPs of forward and backward of `rows` sequences; recomputation is not counted.
+
+    Each multiply-add counts 2. A matrix product with a weight costs 2 x tokens x weights; the two
+    products of attention cost 4 x queries x keys x inner. The backward pass costs twice the
+    forward. "6 N tokens" would count encoder weights for target tokens and the reverse, about
+    twofold too much.
+
+    Args:
+        source_tokens, target_tokens: of one sequence, S and T.
+    """
+    source, target = source_tokens, target_tokens
+    d, inner = shape.d_model, shape.inner
+    feed_forward = shape.ff_matrices * d * shape.d_ff
+    encoder_layer = 2 * source * (4 * d * inner + feed_forward) + 4 * source * source * inner
+    # Cross-attention projects queries and outputs for T tokens, keys and values for S tokens.
+    decoder_layer = (
+        2 * target * (6 * d * inner + feed_forward)
+        + 4 * source * d * inner
+        + 4 * target * target * inner
+        + 4 * source * target * inner
+    )
+    head = 2 * target * d * shape.vocab
+    forward = shape.encoder_layers * encoder_layer + shape.decoder_layers * decoder_layer + head
+    return 3.0 * rows * forward

@@ -92,6 +92,9 @@ class ParallelConfig:
     """full: recompute every T5 block in the backward pass instead of keeping its activations."""
     cpu_offload: bool = False
     """Keep shards in host memory between uses."""
+    sync_every_micro_batch: bool = False
+    """Reduce gradients after each micro-batch instead of the last one only: more communication,
+    but no unsharded float32 gradients in memory between micro-batches (large models)."""
     compile: bool = False
     """torch.compile the T5 blocks."""
 

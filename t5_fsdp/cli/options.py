@@ -1,0 +1,768 @@
+"""The command line and the YAML files of a run, turned into a checked `Config`.
+
+jsonargparse knows the types and writes `--help`. It stops at the first problem, though, and a
+user wants all of them at once; so each option is given to it alone, and what it refuses is
+collected. Nothing here imports torch: `--help` answers at once.
+
+    layers = parse_layers(argv, command="train", description="...", config_required=True)
+    config = resolve(layers)
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import difflib
+import functools
+import json
+import os
+import re
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import docstring_parser
+import jsonargparse
+import yaml
+
+from t5_fsdp.config import Config, normalize, to_dict, value_problems
+from t5_fsdp.errors import EXIT_DONE, UserError
+
+_CONFIG_EXAMPLE = "configs/demo.yaml"
+
+
+@dataclass(frozen=True)
+class Extra:
+    """An option of one command that is no part of the run's configuration.
+
+    Args:
+        name: without the leading dashes, e.g. `output_dir`.
+        help: what it means; the default is added by `--help`.
+        type: a type that jsonargparse understands, e.g. `str | None`, `bool`, `Literal[...]`.
+        default: its value when it is not given.
+        required: refuse a command line without it.
+        metavar: how `--help` and messages call its value, e.g. `DIR`.
+    """
+
+    name: str
+    help: str
+    type: Any = str
+    default: Any = None
+    required: bool = False
+    metavar: str | None = None
+
+
+@dataclass
+class Layers:
+    """What files and command line say, before defaults and a checkpoint's configuration.
+
+    Attributes:
+        files: the YAML files of `--config`, merged; later files win.
+        flags: the overrides of the command line, nested as in a file.
+        own: values of the command's own options, defaults included.
+        positionals: the FILE arguments.
+        origins: "file, line N" of the options and sections in `files`, by dotted name.
+        print_config: `--print_config` was given; `resolve` prints and ends the process.
+    """
+
+    files: dict[str, Any] = field(default_factory=dict)
+    flags: dict[str, Any] = field(default_factory=dict)
+    own: dict[str, Any] = field(default_factory=dict)
+    positionals: list[str] = field(default_factory=list)
+    origins: dict[str, str] = field(default_factory=dict)
+    print_config: bool = False
+
+
+@dataclass(frozen=True)
+class _Option:
+    """One option as jsonargparse needs it; `name` is dotted for those of a section."""
+
+    name: str
+    type: Any
+    default: Any
+    help: str
+    metavar: str | None = None
+
+    @property
+    def takes_mapping(self) -> bool:
+        return dict in (self.type, typing.get_origin(self.type))
+
+    @property
+    def takes_text(self) -> bool:
+        return str in (self.type, *typing.get_args(self.type))
+
+    @property
+    def takes_null(self) -> bool:
+        return type(None) in (self.type, *typing.get_args(self.type))
+
+
+def parse_layers(
+    argv: Sequence[str],
+    *,
+    command: str,
+    description: str,
+    extra: Sequence[Extra] = (),
+    config_required: bool = False,
+    positionals_help: str | None = None,
+) -> Layers:
+    """Read the command line and the files it names; the values are checked by `resolve`.
+
+    Args:
+        argv: arguments without the program's name.
+        command: name of the command, e.g. `train`, for messages and `--help`.
+        description: what the command does, for `--help`.
+        extra: the command's own options.
+        config_required: refuse a command line without `--config`.
+        positionals_help: meaning of FILE arguments; None: the command takes none.
+
+    Raises:
+        UserError: the command line or a file cannot be read; wrong values that are known by
+            then are listed as well.
+        SystemExit: code 0, after `--help`.
+    """
+    own_options = {
+        item.name: _Option(item.name, item.type, item.default, item.help, item.metavar)
+        for item in extra
+    }
+    scan = _scan(argv, own_options, takes_files=positionals_help is not None)
+    if scan.help:
+        _print_once(_help(command, description, own_options.values(), positionals_help))
+        raise SystemExit(EXIT_DONE)
+
+    layers = Layers(positionals=scan.positionals, print_config=scan.print_config)
+    file_problems = _read_files(scan.config_files, layers)
+    if config_required and not scan.config_files and not scan.config_without_value:
+        file_problems = [f"{command} needs --config FILE.yaml, e.g. --config {_CONFIG_EXAMPLE}"]
+    own_problems = _read_own(scan, extra, own_options, layers)
+    for name, text in scan.given.items():
+        _read_flag(name, text, layers)
+    problems = scan.problems + file_problems + own_problems
+    if problems:
+        # Values are judged together, so only where nothing they depend on is missing: no file,
+        # and no checkpoint's configuration that the command has yet to read.
+        complete = config_required and bool(scan.config_files) and not file_problems
+        merged = _merge(layers.files, layers.flags)
+        _, more = _check(merged, layers.origins, check_values=complete)
+        raise UserError(*problems, *more)
+    return layers
+
+
+def resolve(layers: Layers, base: dict[str, Any] | None = None) -> Config:
+    """The configuration of a run: defaults <- base <- files <- command line, checked.
+
+    Sections are merged option by option; an option whose value is a mapping (model.config) is
+    replaced as a whole.
+
+    Args:
+        layers: from `parse_layers`.
+        base: a configuration to start from, as nested dicts, e.g. that of a checkpoint.
+
+    Raises:
+        UserError: lists every unknown option, wrong type and impossible value.
+        SystemExit: code 0, after `--print_config` has printed the configuration.
+    """
+    base = base or {}
+    origins = dict.fromkeys(_names(base), "the checkpoint's configuration")
+    for name in _names(layers.files):
+        origins.pop(name, None)
+    origins |= layers.origins
+    for name in _names(layers.flags):
+        if not isinstance(layers.flags.get(name), dict):
+            origins.pop(name, None)
+    merged = _merge(_merge(base, layers.files), layers.flags)
+    config, problems = _check(merged, origins, check_values=True)
+    if problems:
+        raise UserError(*problems)
+    if layers.print_config:
+        _print_once(dump_yaml(config))
+        raise SystemExit(EXIT_DONE)
+    return config
+
+
+def dump_yaml(config: Config) -> str:
+    """The configuration as YAML that `--config` reads back to an equal one."""
+    return _dump(to_dict(config))
+
+
+# ---------------------------------------------------------------- the options of config.py
+
+
+@functools.cache
+def _sections() -> dict[str, type]:
+    hints = typing.get_type_hints(Config)
+    return {
+        name: hint
+        for name, hint in hints.items()
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint)
+    }
+
+
+@functools.cache
+def _options() -> dict[str, _Option]:
+    """Every option of a run by its dotted name, in the order of config.py."""
+    options = {}
+    for section, owner in {"": Config, **_sections()}.items():
+        hints = typing.get_type_hints(owner)
+        defaults = owner()
+        for item in dataclasses.fields(owner):
+            if section or item.name not in _sections():
+                name = f"{section}.{item.name}" if section else item.name
+                default = getattr(defaults, item.name)
+                options[name] = _Option(name, hints[item.name], default, "")
+    return options
+
+
+def _meanings(owner: type) -> dict[str, str]:
+    """The docstrings under the fields of a section, one line each."""
+    parsed = docstring_parser.parse_from_object(owner)
+    return {item.arg_name: " ".join((item.description or "").split()) for item in parsed.params}
+
+
+# ---------------------------------------------------------------- the command line
+
+
+@dataclass
+class _Scan:
+    """The command line, cut into options and values; values are still text."""
+
+    given: dict[str, str] = field(default_factory=dict)
+    own: dict[str, str] = field(default_factory=dict)
+    config_files: list[str] = field(default_factory=list)
+    config_without_value: bool = False
+    positionals: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    help: bool = False
+    print_config: bool = False
+
+
+def _scan(argv: Sequence[str], own_options: Mapping[str, _Option], *, takes_files: bool) -> _Scan:
+    scan = _Scan()
+    waiting = list(argv)
+    while waiting:
+        word = waiting.pop(0)
+        if word in ("-h", "--help"):
+            scan.help = True
+        elif word == "--print_config":
+            scan.print_config = True
+        elif word == "--":
+            _take_files(waiting, scan, takes_files)
+            break
+        elif word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            has_value = bool(equals) or (bool(waiting) and not _looks_like_option(waiting[0]))
+            if has_value and not equals:
+                value = waiting.pop(0)
+            _take_option(name, value if has_value else None, scan, own_options)
+        elif word.startswith("-") and word != "-" and not _is_number(word):
+            scan.problems.append(f"unknown option {word}; options are written --section.option")
+        else:
+            _take_files([word], scan, takes_files)
+    return scan
+
+
+def _looks_like_option(word: str) -> bool:
+    return word.startswith("--") or word == "-h"
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _take_files(words: Iterable[str], scan: _Scan, takes_files: bool) -> None:
+    for word in words:
+        if takes_files:
+            scan.positionals.append(word)
+        else:
+            scan.problems.append(
+                f"{_show(word)} belongs to no option; options are written --section.option value"
+            )
+
+
+def _take_option(
+    name: str, value: str | None, scan: _Scan, own_options: Mapping[str, _Option]
+) -> None:
+    known = {**_options(), **own_options}
+    if name == "config":
+        if value:
+            scan.config_files.append(value)
+        else:
+            scan.config_without_value = True
+            scan.problems.append(f"--config needs a value: a YAML file, e.g. {_CONFIG_EXAMPLE}")
+    elif name == "print_config":
+        scan.problems.append("--print_config takes no value")
+    elif name not in known:
+        scan.problems.append(_unknown(name, known, written=f"--{name}"))
+    elif value is None:
+        scan.problems.append(f"--{name} needs a value: {_words(known[name].type)}")
+    elif name in own_options:
+        scan.own[name] = value
+    else:
+        scan.given[name] = value
+
+
+def _read_files(paths: Iterable[str], layers: Layers) -> list[str]:
+    problems: list[str] = []
+    for path in paths:
+        try:
+            values, origins = _load(path)
+        except UserError as error:
+            problems += error.problems
+            continue
+        layers.files = _merge(layers.files, values)
+        layers.origins |= origins
+    return problems
+
+
+def _read_own(
+    scan: _Scan, extra: Sequence[Extra], own_options: Mapping[str, _Option], layers: Layers
+) -> list[str]:
+    problems = []
+    for item in extra:
+        layers.own[item.name] = item.default
+        if item.name in scan.own:
+            text = scan.own[item.name]
+            try:
+                layers.own[item.name] = _from_text(own_options[item.name], text)
+            except jsonargparse.ArgumentError:
+                problems.append(_wrong_type(own_options[item.name], text, written=f"--{item.name}"))
+        elif item.required and not any(f"--{item.name} " in text for text in scan.problems):
+            problems.append(f"--{item.name} {item.metavar or 'VALUE'} is required: {item.help}")
+    return problems
+
+
+def _read_flag(name: str, text: str, layers: Layers) -> None:
+    value: Any = text
+    # What has the wrong type stays as it was written; `_check` reports it with the others.
+    with contextlib.suppress(jsonargparse.ArgumentError):
+        value = _from_text(_options()[name], text)
+    section, dot, option = name.partition(".")
+    if dot:
+        layers.flags.setdefault(section, {})[option] = value
+    else:
+        layers.flags[name] = value
+
+
+# ---------------------------------------------------------------- merging and checking
+
+
+def _names(values: Mapping[str, Any]) -> list[str]:
+    """Dotted names of what a layer gives, the sections themselves included."""
+    names = []
+    for key, value in values.items():
+        names.append(str(key))
+        if key in _sections() and isinstance(value, dict):
+            names += [f"{key}.{option}" for option in value]
+    return names
+
+
+def _merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(lower)
+    for key, value in upper.items():
+        below = merged.get(key)
+        if key in _sections() and isinstance(value, dict) and isinstance(below, dict):
+            merged[key] = {**below, **value}
+        else:
+            merged[key] = value
+    return merged
+
+
+def _check(
+    merged: Mapping[str, Any], origins: Mapping[str, str], *, check_values: bool
+) -> tuple[Config, list[str]]:
+    """Build the configuration and list the problems; what is wrong keeps its default."""
+    given, unsettled, problems = _flatten(merged, origins)
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        try:
+            values[name] = _from_object(_options()[name], value)
+        except jsonargparse.ArgumentError:
+            unsettled.add(name)
+            problems.append(_wrong_type(_options()[name], value) + _place(name, origins))
+    config = normalize(_build(values))
+    if check_values:
+        for problem in value_problems(config):
+            # A default stands in for what could not be read; a complaint about it would mislead.
+            if not any(_mentions(problem, name) for name in unsettled):
+                leading = re.match(r"[\w.]*\w", problem)
+                problems.append(problem + _place(leading[0] if leading else "", origins))
+    return config, problems
+
+
+def _flatten(
+    merged: Mapping[str, Any], origins: Mapping[str, str]
+) -> tuple[dict[str, Any], set[str], list[str]]:
+    """Known options by dotted name, the names that are in doubt, and the problems found."""
+    given: dict[str, Any] = {}
+    unsettled: set[str] = set()
+    problems: list[str] = []
+    unknown: list[str] = []
+    for key, value in merged.items():
+        if key in _sections():
+            if isinstance(value, dict):
+                for option, inner in value.items():
+                    name = f"{key}.{option}"
+                    if name in _options():
+                        given[name] = inner
+                    else:
+                        unknown.append(name)
+            else:
+                unsettled |= {name for name in _options() if name.startswith(f"{key}.")}
+                problems.append(_not_a_section(key, value) + _place(key, origins))
+        elif key in _options():
+            given[key] = value
+        else:
+            unknown.append(str(key))
+    for name in unknown:
+        problems.append(_unknown(name, _options()) + _place(name, origins))
+        unsettled |= {likely for likely in _alike(name, _options()) if likely not in given}
+    return given, unsettled, problems
+
+
+def _build(values: Mapping[str, Any]) -> Config:
+    config = Config()
+    for name, value in values.items():
+        section, dot, option = name.partition(".")
+        setattr(getattr(config, section) if dot else config, option or section, value)
+    return config
+
+
+def _mentions(problem: str, name: str) -> bool:
+    return re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.]*\w)", problem) is not None
+
+
+# ---------------------------------------------------------------- types, by jsonargparse
+
+
+@functools.cache
+def _parser(name: str, kind: Any) -> jsonargparse.ArgumentParser:
+    parser = jsonargparse.ArgumentParser(exit_on_error=False, add_help=False, default_env=False)
+    parser.add_argument(f"--{name}", type=kind)
+    return parser
+
+
+def _from_text(option: _Option, text: str) -> Any:
+    """The value that a text of the command line stands for.
+
+    Raises:
+        jsonargparse.ArgumentError: it has another type.
+    """
+    parsed = _parser(option.name, option.type).parse_args([f"--{option.name}={text}"])
+    return _from_object(option, _pick(parsed, option.name))
+
+
+def _from_object(option: _Option, value: Any) -> Any:
+    """A value from YAML, checked; a whole number becomes a float where one is wanted.
+
+    Raises:
+        jsonargparse.ArgumentError: it has another type.
+    """
+    if isinstance(value, str) and option.takes_text:
+        return value  # jsonargparse would read "null" or "[a]" once more
+    keys_are_text = not isinstance(value, dict) or all(isinstance(key, str) for key in value)
+    if (value is None and not option.takes_null) or not keys_are_text:
+        raise jsonargparse.ArgumentError(None, "wrong type")
+    nested: Any = value
+    for part in reversed(option.name.split(".")):
+        nested = {part: nested}
+    return _pick(_parser(option.name, option.type).parse_object(nested), option.name)
+
+
+def _pick(parsed: jsonargparse.Namespace, name: str) -> Any:
+    value = parsed[name]
+    return value.as_dict() if isinstance(value, jsonargparse.Namespace) else value
+
+
+# ---------------------------------------------------------------- messages
+
+
+def _words(kind: Any) -> str:
+    """A type in words a user knows."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Literal:
+        return "one of " + ", ".join(str(value) for value in args)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_words(part) for part in args)
+    if origin is list:
+        return "a list"
+    if origin is dict:
+        return 'a mapping with text keys, e.g. {"dropout_rate": 0.0}'
+    plain = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    return {**plain, type(None): "null"}.get(kind, str(kind))
+
+
+def _wrong_type(option: _Option, value: Any, written: str | None = None) -> str:
+    advice = _words(option.type)
+    if isinstance(value, bool | int | float) and option.takes_text:
+        advice += f", in quotes: {_quoted(value)}"
+    elif isinstance(value, str) and typing.get_origin(option.type) is Literal:
+        advice += _did_you_mean(difflib.get_close_matches(value, typing.get_args(option.type), 1))
+    return f"{written or option.name} is {_show(value)}; give {advice}"
+
+
+def _quoted(value: Any) -> str:
+    return f'"{json.dumps(value)}"'
+
+
+def _show(value: Any) -> str:
+    text = repr(value) if isinstance(value, str) else json.dumps(value, default=str)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _place(name: str, origins: Mapping[str, str]) -> str:
+    return f" ({origins[name]})" if name in origins else ""
+
+
+def _not_a_section(name: str, value: Any) -> str:
+    example = next(option for option in _options() if option.startswith(f"{name}."))
+    what = "empty" if value is None else _show(value)
+    return f"section {name} is {what}; give its options indented below it, e.g. {example}"
+
+
+def _unknown(name: str, known: Mapping[str, _Option], written: str | None = None) -> str:
+    section, _, option = name.partition(".")
+    message = f"unknown option {written or name}"
+    parent = next((key for key in known if name.startswith(f"{key}.")), None)
+    if name in _sections():
+        example = next(key for key in known if key.startswith(f"{name}."))
+        return f"{message}: {name} is a section; give its options, e.g. --{example} VALUE"
+    if parent and known[parent].takes_mapping:
+        example_value = json.dumps({name[len(parent) + 1 :]: "..."})
+        return f"{message}; give {parent} as one mapping: --{parent} '{example_value}'"
+    dashes = "--" if written else ""
+    alike = [f"{dashes}{likely}" for likely in _alike(name, known)]
+    if alike:
+        return message + _did_you_mean(alike)
+    if option and section in _sections():
+        names = [key.partition(".")[2] for key in known if key.startswith(f"{section}.")]
+        return f"{message}; section {section} has {', '.join(names)}"
+    return f"{message}; --help lists all options"
+
+
+def _alike(name: str, known: Mapping[str, Any]) -> list[str]:
+    """Known options that the user may have meant, at most three."""
+    plain = name.replace("-", "_").lower()
+    same_end = [key for key in known if key.rpartition(".")[2] == plain.rpartition(".")[2]]
+    if plain in known:
+        return [plain]
+    section = plain.partition(".")[0]
+    if same_end and ("." not in plain or section not in _sections()):
+        return same_end[:3]
+    close = difflib.get_close_matches(plain, known, 1, cutoff=0.8)
+    if close:
+        return close
+    ends = {key.rpartition(".")[2]: key for key in known}
+    near = difflib.get_close_matches(plain.rpartition(".")[2], ends, 1, cutoff=0.8)
+    return [ends[end] for end in near] or same_end[:3]
+
+
+def _did_you_mean(names: Sequence[str]) -> str:
+    return f"; did you mean {' or '.join(names)}?" if names else ""
+
+
+# ---------------------------------------------------------------- YAML files
+# Two rules differ from PyYAML's: 3e-4 is a number (YAML 1.2; PyYAML reads text), and a date is
+# text. Writing follows the same rules, so that what is written reads back equal.
+
+_FLOAT_TAG = "tag:yaml.org,2002:float"
+_TIMESTAMP_TAG = "tag:yaml.org,2002:timestamp"
+_FLOAT = re.compile(
+    r"^(?:[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?"
+    r"|[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+"
+    r"|[-+]?\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?"
+    r"|[-+]?\.(?:inf|Inf|INF)"
+    r"|\.(?:nan|NaN|NAN))$"
+)
+
+
+class _Loader(yaml.SafeLoader):
+    pass
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+for _side in (_Loader, _Dumper):
+    _side.yaml_implicit_resolvers = {
+        first: [(tag, rule) for tag, rule in rules if tag not in (_FLOAT_TAG, _TIMESTAMP_TAG)]
+        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    _side.add_implicit_resolver(_FLOAT_TAG, _FLOAT, list("-+0123456789."))
+
+
+def _dump(values: dict[str, Any]) -> str:
+    """The values as YAML, in the order given; `_load` reads an equal mapping back."""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+
+
+def _load(path: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Read a YAML mapping.
+
+    Returns:
+        the values, and "file, line N" of its keys by dotted name, two levels deep.
+
+    Raises:
+        UserError: the file cannot be read, is no YAML mapping or gives a key twice.
+    """
+    text = _read_text(path)
+    try:
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                raise UserError(f"{path} is empty; write options there, e.g. train: {{epochs: 3}}")
+            if not isinstance(node, yaml.MappingNode):
+                raise UserError(f"{path} is not a mapping; write options as `section:` and values")
+            problems = _duplicate_keys(node, path)
+            values = {} if problems else loader.construct_document(node)
+        finally:
+            loader.dispose()
+    except yaml.YAMLError as error:
+        raise UserError(_syntax_problem(path, error)) from error
+    except RecursionError as error:
+        raise UserError(f"{path} is nested too deeply; two levels are enough") from error
+    except ValueError as error:
+        raise UserError(f"{path} has a value that cannot be read: {error}") from error
+    if problems:
+        raise UserError(*problems)
+    return values, _origins(node, path)
+
+
+def _read_text(path: str) -> str:
+    try:
+        return Path(path).read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        raise UserError(f"--config {path}: no such file{_similar_file(path)}") from None
+    except IsADirectoryError:
+        raise UserError(f"--config {path}: this is a folder; give a YAML file in it") from None
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"--config {path}: not UTF-8 text (byte {error.start}); save it as UTF-8"
+        ) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"--config {path}: cannot be read: {reason}") from None
+
+
+def _similar_file(path: str) -> str:
+    folder, name = os.path.split(path)
+    try:
+        names = [other for other in os.listdir(folder or ".") if other.endswith((".yaml", ".yml"))]
+    except OSError:
+        return f"; folder {folder} does not exist either"
+    close = difflib.get_close_matches(name, names, 1)
+    return f"; did you mean {os.path.join(folder, close[0])}?" if close else "; check the path"
+
+
+def _syntax_problem(path: str, error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    place = f"{path}, line {mark.line + 1}" if mark else path
+    reason = getattr(error, "problem", None) or getattr(error, "reason", None) or error
+    advice = "; indent with spaces, not tabs" if "\\t" in str(reason) else ""
+    return f"{place}: not valid YAML: {reason}{advice}"
+
+
+def _duplicate_keys(root: yaml.Node, path: str) -> list[str]:
+    problems = []
+    waiting, seen = [root], set()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            waiting += node.value
+        elif isinstance(node, yaml.MappingNode):
+            first_lines: dict[tuple[str, str], int] = {}
+            for key, value in node.value:
+                waiting.append(value)
+                if isinstance(key, yaml.ScalarNode):
+                    name, line = (key.tag, key.value), key.start_mark.line + 1
+                    if name in first_lines:
+                        problems.append((line, key.value, first_lines[name]))
+                    first_lines.setdefault(name, line)
+    return [
+        f"{path}, line {line}: {key} is given twice (first on line {first}); keep one of them"
+        for line, key, first in sorted(problems)
+    ]
+
+
+def _origins(root: yaml.MappingNode, path: str) -> dict[str, str]:
+    origins = {}
+    for key, value in root.value:
+        origins[str(key.value)] = f"{path}, line {key.start_mark.line + 1}"
+        if isinstance(value, yaml.MappingNode):
+            for inner, _ in value.value:
+                name = f"{key.value}.{inner.value}"
+                origins[name] = f"{path}, line {inner.start_mark.line + 1}"
+    return origins
+
+
+# ---------------------------------------------------------------- printing
+
+
+def _help(
+    command: str,
+    description: str,
+    own_options: Iterable[_Option],
+    positionals_help: str | None,
+) -> str:
+    files = " [FILE ...]" if positionals_help else ""
+    parser = jsonargparse.ArgumentParser(
+        prog=command,
+        usage=f"{command} [--config FILE.yaml] [--section.option VALUE ...]{files}",
+        description=description,
+        default_env=False,
+    )
+    if positionals_help:
+        parser.add_argument("FILE", nargs="*", help=positionals_help)
+    parser.add_argument(
+        "--config",
+        metavar="FILE.yaml",
+        default=argparse.SUPPRESS,
+        help=f"Options of the run, e.g. {_CONFIG_EXAMPLE}; of several files the later ones win.",
+    )
+    parser.add_argument(
+        "--print_config",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="Print the whole configuration, checked, as YAML for --config, and stop.",
+    )
+    for option in own_options:
+        _add_to_help(parser, option)
+    for section, owner in {"": Config, **_sections()}.items():
+        title = f"{section}: {owner.__doc__}" if section else "the run: " + str(owner.__doc__)
+        group = parser.add_argument_group(title.rstrip(".").replace("%", "%%"))
+        meanings = _meanings(owner)
+        for name, option in _options().items():
+            head, _, tail = name.rpartition(".")
+            if head == section:
+                _add_to_help(group, dataclasses.replace(option, help=meanings.get(tail, "")))
+    return parser.format_help()
+
+
+def _add_to_help(target: Any, option: _Option) -> None:
+    action = target.add_argument(
+        f"--{option.name}",
+        type=option.type,
+        default=option.default,
+        help=option.help.replace("%", "%%"),
+        **({"metavar": option.metavar} if option.metavar else {}),
+    )
+    # jsonargparse adds a `--name+` that appends to lists; our command line has no such form.
+    action.option_strings = [text for text in action.option_strings if not text.endswith("+")]
+
+
+def _print_once(text: str) -> None:
+    """Print on one process only: under torchrun every rank reads the same command line."""
+    if os.environ.get("RANK", "0") == "0":
+        print(text.rstrip("\n"), flush=True)

@@ -1,0 +1,73 @@
+"""One interface for all ways to spread the model, and the recipe that applies them in order."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from t5_fsdp.config import ParallelConfig
+from t5_fsdp.distributed import World
+from t5_fsdp.errors import UserError
+from t5_fsdp.model.build import StateDict
+from t5_fsdp.parallel import activation_checkpointing
+from t5_fsdp.parallel.fsdp2 import FSDP2Engine
+from t5_fsdp.parallel.wrapping import wrap_policy
+
+
+class Engine(Protocol):
+    """A model spread over ranks, and what a training loop needs of it.
+
+    Attributes:
+        model: call it for the forward pass; its parameters go to the optimizer.
+    """
+
+    model: nn.Module
+
+    def load_full(self, weights: StateDict) -> None:
+        """Give every rank its shard of rank 0's full weights (the others pass {})."""
+
+    def materialize(self) -> None:
+        """Allocate the shards without values: a checkpoint is loaded into them next."""
+
+    def set_last_micro_batch(self, is_last: bool) -> None:
+        """Announce the next micro-batch: gradients need to be reduced after the last one only."""
+
+    def clip_grad_norm(self, max_norm: float | None) -> torch.Tensor:
+        """Scale gradients to at most `max_norm` (null: don't); the global norm before, a scalar.
+
+        The same on every rank; not finite when any rank's gradient is not.
+        """
+
+    def gather_full(self, dtype: torch.dtype) -> StateDict:
+        """The whole model's weights on every rank, in `dtype`; a collective."""
+
+
+def parallelize(model: nn.Module, options: ParallelConfig, world: World) -> Engine:
+    """Activation checkpointing, then sharding. Make the optimizer from the result's parameters.
+
+    The order matters: recomputation must lie inside a sharding unit, so that the unit's weights
+    are gathered once for recomputation and backward together.
+
+    Args:
+        model: on the meta device, or real; the engine's `load_full` or `materialize` comes next.
+    """
+    policy = wrap_policy(model)
+    if options.activation_checkpointing == "full":
+        activation_checkpointing.apply_full(model, policy)
+    return FSDP2Engine(model, options, world, policy)
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """Refuse an optimizer that was made before the model was sharded: it would update nothing.
+
+    Raises:
+        UserError: a parameter of one is not a parameter of the other.
+    """
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    trained = {id(p) for p in model.parameters() if p.requires_grad}
+    if held != trained:
+        raise UserError(
+            "the optimizer does not hold the sharded model's parameters; make it after parallelize"
+        )

@@ -1,0 +1,46 @@
+"""Which modules become units of sharding and of activation checkpointing."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from torch import nn
+from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
+
+from t5_fsdp.errors import UserError
+
+
+def block_classes(model: nn.Module) -> set[type[nn.Module]]:
+    """The classes of the model's repeated blocks (T5Block), as the model itself declares them.
+
+    transformers lists there what must not be split over devices.
+
+    Raises:
+        UserError: the model declares none, or none of them occurs in it.
+    """
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    classes = {type(module) for module in model.modules() if type(module).__name__ in names}
+    if not classes:
+        raise UserError(f"{type(model).__name__} names no repeated block to shard by; use a T5")
+    return classes
+
+
+def wrap_policy(model: nn.Module) -> Callable[..., bool]:
+    """FSDP's transformer auto-wrap policy over the model's blocks.
+
+    What is in no block, the shared embedding above all, stays in the root unit: it is used by
+    encoder, decoder and head, and a shared tensor must belong to one unit.
+    """
+    return functools.partial(
+        transformer_auto_wrap_policy, transformer_layer_cls=block_classes(model)
+    )
+
+
+def select_units(model: nn.Module, policy: Callable[..., bool]) -> list[tuple[str, nn.Module]]:
+    """(name, module) of the units that `policy` picks, in the order of the forward pass."""
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if policy(module=module, recurse=False, nonwrapped_numel=0)
+    ]

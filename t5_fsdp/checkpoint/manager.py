@@ -1,0 +1,319 @@
+"""Sharded checkpoints of a run: written so that a crash at any moment loses nothing older.
+
+A checkpoint is the folder `<run_dir>/checkpoints/step-00000500`. It exists when its COMPLETE file
+does: that is written last, by rank 0, after every rank's files are on disk, and removed first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from t5_fsdp.distributed import World
+from t5_fsdp.errors import UserError
+from t5_fsdp.model.build import ModelSpec, StateDict, build_on_meta, unique_state_dict
+
+FORMAT_VERSION = 1
+COMPLETE, STATE, CONFIG, TOKENIZER = "COMPLETE", "state.json", "config.yaml", "tokenizer"
+_NAME = re.compile(r"step-(\d{8,})")
+
+
+@dataclass
+class RunState:
+    """What a checkpoint holds beside the tensors; no random state, see `seeding`.
+
+    Attributes:
+        step: finished optimizer steps; training goes on at step + 1.
+        model: the model's `ModelSpec` as JSON.
+        data_hash: of the training split's token ids, in order.
+        tokenizer_hash: of the tokenizer's files.
+        plan: the options that decide which examples a step holds.
+        window: sums of the metrics row that is still open.
+        scores: validation figures by step, for best checkpoints.
+        versions: of the libraries.
+    """
+
+    step: int
+    model: dict[str, Any]
+    data_hash: str
+    tokenizer_hash: str
+    plan: dict[str, Any]
+    window: dict[str, Any]
+    scores: dict[str, dict[str, float]]
+    versions: dict[str, str]
+    prefix: str
+
+    @property
+    def spec(self) -> ModelSpec:
+        return ModelSpec.from_json(self.model)
+
+
+def step_of(folder: Path) -> int | None:
+    """The step in a checkpoint folder's name, or None for another folder."""
+    match = _NAME.fullmatch(folder.name)
+    return int(match.group(1)) if match else None
+
+
+def complete_checkpoints(run_dir: Path) -> list[Path]:
+    """The run's complete checkpoints, oldest first."""
+    folders = [path for path in (run_dir / "checkpoints").glob("step-*") if step_of(path)]
+    return sorted((f for f in folders if (f / COMPLETE).is_file()), key=lambda f: step_of(f) or 0)
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether a folder is a complete checkpoint of ours."""
+    return (folder / COMPLETE).is_file()
+
+
+def check_complete(folder: Path) -> Path:
+    """The folder itself, if it is a complete checkpoint of this format.
+
+    Raises:
+        UserError: missing, incomplete, of another format, or with a file of another size.
+    """
+    if not folder.is_dir():
+        raise UserError(f"there is no checkpoint folder {folder}; check the path")
+    if not is_checkpoint(folder):
+        raise UserError(
+            f"{folder} has no COMPLETE file, so it is no finished checkpoint; give one of "
+            f"{folder.parent} that has, or the run's folder"
+        )
+    marker = read_json(folder / COMPLETE)
+    if not isinstance(marker, dict) or marker.get("format_version") != FORMAT_VERSION:
+        raise UserError(
+            f"{folder} is a checkpoint of another format; this version reads {FORMAT_VERSION}"
+        )
+    for name, size in marker.get("files", {}).items():
+        path = folder / name
+        found = path.stat().st_size if path.is_file() else None
+        if found != size:
+            state = "missing" if found is None else f"{found} bytes long"
+            raise UserError(
+                f"the checkpoint {folder} is damaged: {name} should have {size} bytes and is "
+                f"{state}; use another checkpoint"
+            )
+    return folder
+
+
+def read_json(path: Path) -> Any:
+    """Raises UserError when the file can't be read or is no JSON."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} can't be read ({error}); use another checkpoint") from None
+
+
+def read_state(folder: Path) -> RunState:
+    """The state of a complete checkpoint.
+
+    Raises:
+        UserError: as `check_complete`.
+    """
+    check_complete(folder)
+    try:
+        return RunState(**read_json(folder / STATE))
+    except TypeError as error:
+        raise UserError(f"{folder / STATE} is not of this format ({error})") from None
+
+
+def read_weights(folder: Path) -> StateDict:
+    """The full float32 weights on the CPU, by one process, without a process group.
+
+    Raises:
+        UserError: as `check_complete`, or the weights are not the model's.
+    """
+    spec = read_state(folder).spec
+    names = unique_state_dict(build_on_meta(spec))
+    weights = {name: torch.empty(tensor.shape) for name, tensor in names.items()}
+    _load({"model": weights}, folder, no_dist=True)
+    return weights
+
+
+def _load(state: dict[str, Any], folder: Path, no_dist: bool) -> None:
+    try:
+        dcp.load(state, checkpoint_id=folder, no_dist=no_dist)
+    except Exception as error:  # torch wraps each rank's own error in a type of its own
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        reason = lines[-1].strip() if lines else type(error).__name__
+        raise UserError(
+            f"the checkpoint {folder} can't be read ({reason[:200]}); use another checkpoint"
+        ) from error
+
+
+class CheckpointManager:
+    """Saves, finds, loads and prunes the checkpoints of one run; every method is a collective."""
+
+    def __init__(
+        self, run_dir: Path, world: World, *, keep_last: int, keep_best: int, best_metric: str
+    ) -> None:
+        self._folder = run_dir / "checkpoints"
+        self._run_dir = run_dir
+        self._world = world
+        self._keep_last, self._keep_best = keep_last, keep_best
+        self._best_metric = best_metric
+
+    def path(self, step: int) -> Path:
+        """Where the checkpoint of a step is or would be."""
+        return self._folder / f"step-{step:08d}"
+
+    def save(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        state: RunState,
+        config_yaml: str,
+        tokenizer_dir: Path,
+    ) -> dict[str, float]:
+        """Write the checkpoint of `state.step`, then prune; the row for metrics.jsonl.
+
+        Raises:
+            UserError: the disk is full or the folder can't be written.
+        """
+        began = time.perf_counter()
+        folder = self.path(state.step)
+        self._on_main(lambda: self._make_room(folder))
+        try:
+            dcp.save(_tensors(model, optimizer), checkpoint_id=folder)
+        except Exception as error:
+            raise _save_error(folder, error) from error
+        size = self._on_main(lambda: self._finish(folder, state, config_yaml, tokenizer_dir))
+        self._on_main(lambda: self.prune(state))
+        seconds = time.perf_counter() - began
+        return {"blocked_seconds": seconds, "total_seconds": seconds, "bytes": size}
+
+    def _on_main(self, work: Any) -> Any:
+        return self._world.on_rank_zero(work)
+
+    def _make_room(self, folder: Path) -> None:
+        # What is in the way has no COMPLETE or is damaged; it goes when its successor is sound.
+        damaged = folder.with_name(folder.name + ".damaged")
+        if folder.exists():
+            shutil.rmtree(damaged, ignore_errors=True)
+            (folder / COMPLETE).unlink(missing_ok=True)
+            os.replace(folder, damaged)
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def _finish(
+        self, folder: Path, state: RunState, config_yaml: str, tokenizer_dir: Path
+    ) -> int:
+        try:
+            (folder / STATE).write_text(json.dumps(vars(state), indent=1), encoding="utf-8")
+            (folder / CONFIG).write_text(config_yaml, encoding="utf-8")
+            shutil.copytree(tokenizer_dir, folder / TOKENIZER, dirs_exist_ok=True)
+            files = {
+                str(path.relative_to(folder)): path.stat().st_size
+                for path in sorted(folder.rglob("*"))
+                if path.is_file()
+            }
+            for name in files:
+                _sync(folder / name)
+            marker = {
+                "format_version": FORMAT_VERSION,
+                "step": state.step,
+                "world_size": self._world.world_size,
+                "files": files,
+            }
+            partial = folder / f".{COMPLETE}.part"
+            partial.write_text(json.dumps(marker, indent=1), encoding="utf-8")
+            _sync(partial)
+            os.replace(partial, folder / COMPLETE)
+            _sync(folder)
+        except OSError as error:
+            raise _save_error(folder, error) from error
+        shutil.rmtree(folder.with_name(folder.name + ".damaged"), ignore_errors=True)
+        return sum(files.values())
+
+    def prune(self, state: RunState) -> None:
+        """Delete complete checkpoints that are neither among the newest nor the best."""
+        folders = complete_checkpoints(self._run_dir)
+        kept = {step_of(folder) for folder in folders[-self._keep_last :]}
+        kept |= set(best_steps(state.scores, self._best_metric, folders)[: self._keep_best])
+        for folder in folders:
+            if step_of(folder) not in kept:
+                (folder / COMPLETE).unlink()
+                shutil.rmtree(folder)
+
+    def load(self, folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Read a complete checkpoint into a materialized model and its optimizer, on any layout.
+
+        Raises:
+            UserError: the files can't be read or belong to another model.
+        """
+        state = _tensors(model, optimizer)
+        _load(state, folder, no_dist=False)
+        set_model_state_dict(model, _with_shared_names(model, state["model"]))
+        set_optimizer_state_dict(model, optimizer, state["optimizer"])
+
+
+def best_steps(
+    scores: dict[str, dict[str, float]], metric: str, folders: list[Path]
+) -> list[int]:
+    """Steps of `folders` that have a score, the best first; among equals the earliest."""
+    present = {step_of(folder) for folder in folders}
+    sign = 1 if metric == "loss" else -1
+    ranked = [
+        (sign * values[metric], int(step))
+        for step, values in scores.items()
+        if int(step) in present and values.get(metric) is not None
+        and values[metric] == values[metric]
+    ]
+    return [step for _, step in sorted(ranked)]
+
+
+def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    names = set(_clean_names(model))
+    full = get_model_state_dict(model)
+    return {
+        # torch lists a shared weight under all its names; one is enough.
+        "model": {name: tensor for name, tensor in full.items() if name in names},
+        "optimizer": get_optimizer_state_dict(model, optimizer),
+    }
+
+
+def _clean_names(model: nn.Module) -> list[str]:
+    return [
+        name.replace("_checkpoint_wrapped_module.", "") for name, _ in model.named_parameters()
+    ]
+
+
+def _with_shared_names(model: nn.Module, weights: dict[str, Any]) -> dict[str, Any]:
+    """Put back the further names of shared weights, which torch's strict loading asks for."""
+    first_name: dict[int, str] = {}
+    full = dict(weights)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        clean = name.replace("_checkpoint_wrapped_module.", "")
+        original = first_name.setdefault(id(parameter), clean)
+        full[clean] = weights[original]
+    return full
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _save_error(folder: Path, error: BaseException) -> UserError:
+    reason = next((line for line in str(error).splitlines() if "rror" in line), str(error))
+    return UserError(
+        f"the checkpoint {folder} can't be written ({reason.strip()[:200]}); free disk space or "
+        "give another run_dir; older checkpoints are untouched"
+    )

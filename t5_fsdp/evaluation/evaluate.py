@@ -1,0 +1,174 @@
+"""Loss and ROUGE of (a part of) a split: one code for validation in training and eval_rouge."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from t5_fsdp.console import Console
+from t5_fsdp.data.batching import SpecialIds, evaluation_batches
+from t5_fsdp.distributed import World
+from t5_fsdp.evaluation.generation import GenerationSettings, generate
+from t5_fsdp.evaluation.rouge import METRICS, Scores, score_pairs, write_predictions, write_rouge
+from t5_fsdp.model.loss import summed_cross_entropy
+from t5_fsdp.seeding import numpy_generator
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from t5_fsdp.data.tokenization import TokenizedSplit
+
+
+def choose_examples(size: int, limit: int | None, seed: int) -> np.ndarray:
+    """A fixed random choice of at most `limit` rows of a split, in the split's order."""
+    if limit is None or limit >= size:
+        return np.arange(size)
+    return np.sort(numpy_generator(seed, "validation subset").permutation(size)[:limit])
+
+
+def validation_loss(
+    model: nn.Module,
+    split: TokenizedSplit,
+    indices: np.ndarray,
+    special: SpecialIds,
+    world: World,
+    micro_batch_tokens: int,
+) -> float:
+    """Mean nats a real target token over `indices`, dropout off; a collective.
+
+    Every rank does the same number of forwards, as sharded models need.
+    """
+    batches = evaluation_batches(
+        split,
+        indices,
+        special,
+        rank=world.rank,
+        world_size=world.world_size,
+        micro_batch_tokens=micro_batch_tokens,
+    )
+    was_training = model.training
+    model.eval()
+    total = 0.0
+    with torch.no_grad():
+        for batch in batches:
+            batch = batch.to(world.device)
+            logits = model(
+                input_ids=batch.input_ids,
+                attention_mask=batch.attention_mask,
+                decoder_input_ids=batch.decoder_input_ids,
+                use_cache=False,
+            ).logits
+            total += float(summed_cross_entropy(logits, batch.labels))
+    model.train(was_training)
+    return world.sum([total])[0] / int(split.target_lengths[indices].sum())
+
+
+def summarize_split(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    split: TokenizedSplit,
+    indices: np.ndarray,
+    settings: GenerationSettings,
+    world: World,
+    console: Console,
+) -> list[str] | None:
+    """Summaries of `indices` in their order, on rank 0 (None elsewhere); a collective."""
+    sources = [split.source(int(index)) for index in indices]
+    with console.progress(len(indices), "summaries") as progress:
+        # The bar counts rank 0's rows for all: ranks are dealt equal work.
+        mine = generate(
+            model,
+            tokenizer,
+            sources,
+            settings,
+            rank=world.rank,
+            world_size=world.world_size,
+            on_batch=lambda rows: progress.advance(min(rows * world.world_size, len(indices))),
+        )
+    gathered = world.gather_objects(mine)
+    if gathered is None:
+        return None
+    merged: dict[int, str] = {}
+    for share in gathered:
+        assert not merged.keys() & share.keys(), "an example was decoded twice"
+        merged.update(share)
+    assert len(merged) == len(indices), "an example was not decoded"
+    return [merged[position] for position in range(len(indices))]
+
+
+def score_split(
+    split: TokenizedSplit, indices: np.ndarray, predictions: list[str]
+) -> tuple[Scores, list[dict[str, Any]]]:
+    """ROUGE against the references, and the rows of predictions.jsonl."""
+    texts = [split.text(int(index)) for index in indices]
+    scores = score_pairs(predictions, [text["summary"] for text in texts])
+    rows = [
+        {
+            "id": text["id"],
+            "document": text["document"],
+            "reference": text["summary"],
+            "prediction": prediction,
+            **row,
+        }
+        for text, prediction, row in zip(texts, predictions, scores.rows(), strict=True)
+    ]
+    return scores, rows
+
+
+def write_evaluation(
+    folder: Path, scores: Scores, rows: list[dict[str, Any]], settings: dict[str, Any]
+) -> dict[str, Any]:
+    """rouge.json and predictions.jsonl in `folder`; what rouge.json holds."""
+    summary = scores.summary()
+    summary["settings"].update(settings)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_predictions(folder / "predictions.jsonl", rows)
+    write_rouge(folder / "rouge.json", summary)
+    return summary
+
+
+def validate(
+    model: nn.Module,
+    full_model: Callable[[], PreTrainedModel],
+    tokenizer: PreTrainedTokenizerBase,
+    split: TokenizedSplit,
+    indices: np.ndarray,
+    settings: GenerationSettings,
+    world: World,
+    console: Console,
+    *,
+    micro_batch_tokens: int,
+    output_dir: Path,
+) -> dict[str, float]:
+    """Loss, then ROUGE, of a running training; the same figures on every rank; a collective.
+
+    Args:
+        model: the sharded model, for the loss.
+        full_model: gathers the whole model for decoding, on every rank.
+    """
+    began = time.perf_counter()
+    special = SpecialIds(tokenizer.pad_token_id, model.config.decoder_start_token_id)
+    loss = validation_loss(model, split, indices, special, world, micro_batch_tokens)
+    predictions = summarize_split(
+        full_model(), tokenizer, split, indices, settings, world, console
+    )
+
+    def score() -> dict[str, float]:
+        assert predictions is not None
+        scores, rows = score_split(split, indices, predictions)
+        summary = write_evaluation(output_dir, scores, rows, settings.to_json())
+        return {name: summary["scores"][name]["fmeasure"] for name in METRICS}
+
+    rouge = world.on_rank_zero(score)
+    return {
+        "loss": loss,
+        **rouge,
+        "examples": len(indices),
+        "seconds": time.perf_counter() - began,
+    }

@@ -1,0 +1,95 @@
+"""Summaries by beam search, dealt over ranks so that their number never changes one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from t5_fsdp.data.batching import SpecialIds, collate
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class GenerationSettings:
+    """How a summary is decoded; the same for validation and final evaluation."""
+
+    num_beams: int
+    max_new_tokens: int
+    length_penalty: float
+    batch_tokens: int
+
+    def to_json(self) -> dict[str, float | int]:
+        return dict(vars(self))
+
+
+def plan_generation(lengths: Sequence[int], settings: GenerationSettings) -> list[list[int]]:
+    """Batches of positions, longest sources first: a function of lengths and settings alone.
+
+    rows x beams x longest source stays within `batch_tokens`; one example may exceed it alone.
+    """
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    batches: list[list[int]] = []
+    for index in order:
+        longest = lengths[batches[-1][0]] if batches else 0
+        rows = len(batches[-1]) + 1 if batches else 0
+        if batches and rows * settings.num_beams * longest <= settings.batch_tokens:
+            batches[-1].append(index)
+        else:
+            batches.append([index])
+    return batches
+
+
+def deal_batches(num_batches: int, rank: int, world_size: int) -> list[int]:
+    """Which batches a rank decodes: dealt in turn, since they come sorted by cost."""
+    return list(range(rank, num_batches, world_size))
+
+
+@torch.inference_mode()
+def generate(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sources: Sequence[np.ndarray],
+    settings: GenerationSettings,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    on_batch: Callable[[int], None] = lambda rows: None,
+) -> dict[int, str]:
+    """Decode this rank's share of `sources`.
+
+    Args:
+        model: a whole model on this rank's device, in the dtype to compute in.
+        sources: token ids with prefix and end mark, [examples] of [source].
+        on_batch: called after each batch with its number of rows.
+
+    Returns:
+        position in `sources` -> summary.
+    """
+    special = SpecialIds(tokenizer.pad_token_id, model.config.decoder_start_token_id)
+    batches = plan_generation([len(source) for source in sources], settings)
+    was_training = model.training
+    model.eval()
+    summaries: dict[int, str] = {}
+    for number in deal_batches(len(batches), rank, world_size):
+        batch = batches[number]
+        rows = collate([sources[i] for i in batch], [sources[i][:1] for i in batch], special)
+        rows = rows.to(model.device)
+        output = model.generate(
+            input_ids=rows.input_ids,
+            attention_mask=rows.attention_mask,
+            num_beams=settings.num_beams,
+            max_new_tokens=settings.max_new_tokens,
+            length_penalty=settings.length_penalty,
+            do_sample=False,
+        )
+        texts = tokenizer.batch_decode(output, skip_special_tokens=True)
+        summaries.update(zip(batch, (text.strip() for text in texts), strict=True))
+        on_batch(len(batch))
+    model.train(was_training)
+    return summaries

@@ -1,0 +1,98 @@
+"""metrics.jsonl, status.json, and the sums over the steps since the last row."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class Window:
+    """Sums over the steps since the last `train` row; saved with a checkpoint and resumed.
+
+    Attributes:
+        loss_sum: nats over all target tokens of the window.
+        seconds: with waiting for data, without evaluation and checkpoints.
+    """
+
+    steps: int = 0
+    loss_sum: float = 0.0
+    source_tokens: int = 0
+    target_tokens: int = 0
+    padded_tokens: int = 0
+    flops: float = 0.0
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def real_tokens(self) -> int:
+        return self.source_tokens + self.target_tokens
+
+    def row(self) -> dict[str, Any]:
+        """The window's part of a `train` row (see DESIGN.md for the units)."""
+        return {
+            "loss": self.loss_sum / max(1, self.target_tokens),
+            "source_tokens": self.source_tokens,
+            "target_tokens": self.target_tokens,
+            "padding_share": 1.0 - self.real_tokens / max(1, self.padded_tokens),
+            "tokens_per_second": self.real_tokens / max(1e-9, self.seconds),
+            "step_seconds": self.seconds / max(1, self.steps),
+        }
+
+
+class MetricsFile:
+    """Appends rows to metrics.jsonl, one write a row; on None (other ranks) nothing happens."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _cut_torn_line(path)
+
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        """One row; not finite numbers become null, since JSON has none."""
+        if self._path is None:
+            return
+        row = {"kind": kind, "step": step}
+        row.update({name: _json_number(value) for name, value in values.items()})
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def _json_number(value: Any) -> Any:
+    is_number = isinstance(value, float)
+    return None if is_number and (value != value or abs(value) == float("inf")) else value
+
+
+def _cut_torn_line(path: Path) -> None:
+    # A killed process may leave half a line; appending to it would spoil two rows.
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if len(whole) < len(content):
+        with path.open("r+b") as file:
+            file.truncate(len(whole))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace a JSON file in one move: a reader sees the old or the new one, never half."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    os.replace(partial, path)
+
+
+def write_status(
+    run_dir: Path, state: str, step: int, checkpoint: str | None, message: str
+) -> None:
+    """status.json: state is running, finished, preempted or failed."""
+    write_json(
+        run_dir / "status.json",
+        {"state": state, "step": step, "checkpoint": checkpoint, "message": message},
+    )

@@ -85,10 +85,13 @@ class Progress:
 
             self._bar = tqdm(total=total, desc=what, initial=initial, dynamic_ncols=True)
 
-    def advance(self, amount: int = 1, note: str | None = None) -> None:
-        """Count `amount` more; `note` (e.g. loss and speed) stands behind the count."""
-        self._done += amount
-        self._note = note if note is not None else self._note
+    def note(self, text: str) -> None:
+        """What stands behind the count from now on, e.g. loss and speed."""
+        self._note = text
+
+    def advance(self, amount: int = 1) -> None:
+        """Count `amount` more."""
+        self._done = min(self._total, self._done + amount)
         if self._bar is not None:
             self._bar.set_postfix_str(self._note, refresh=False)
             self._bar.update(amount)

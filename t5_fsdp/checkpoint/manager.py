@@ -7,6 +7,7 @@ does: that is written last, by rank 0, after every rank's files are on disk, and
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -47,6 +48,8 @@ class RunState:
         window: sums of the metrics row that is still open.
         scores: validation figures by step, for best checkpoints.
         versions: of the libraries.
+        prefix: what stands before each document.
+        prepared: folder of the prepared data, which evaluation uses again if it is there.
     """
 
     step: int
@@ -58,6 +61,7 @@ class RunState:
     scores: dict[str, dict[str, float]]
     versions: dict[str, str]
     prefix: str
+    prepared: str
 
     @property
     def spec(self) -> ModelSpec:
@@ -262,16 +266,21 @@ class CheckpointManager:
 
 
 def best_steps(
-    scores: dict[str, dict[str, float]], metric: str, folders: list[Path]
+    scores: dict[str, dict[str, float]], metric: str, folders: list[Path] | None
 ) -> list[int]:
-    """Steps of `folders` that have a score, the best first; among equals the earliest."""
-    present = {step_of(folder) for folder in folders}
+    """Steps that have a score, the best first; among equals the earliest; NaN is never best.
+
+    Args:
+        folders: only steps that have one of these checkpoints; None: all.
+    """
+    present = None if folders is None else {step_of(folder) for folder in folders}
     sign = 1 if metric == "loss" else -1
     ranked = [
         (sign * values[metric], int(step))
         for step, values in scores.items()
-        if int(step) in present and values.get(metric) is not None
-        and values[metric] == values[metric]
+        if (present is None or int(step) in present)
+        and values.get(metric) is not None
+        and math.isfinite(values[metric])
     ]
     return [step for _, step in sorted(ranked)]
 

@@ -379,7 +379,10 @@ def _check(
 ) -> tuple[Config, list[str]]:
     """Build the configuration and list the problems; what is wrong keeps its default."""
     given, unsettled, problems = _flatten(merged, origins)
-    values: dict[str, Any] = {}
+    # A default written as 3 is 3.0 as well, so that what is printed does not depend on its source.
+    values = {
+        name: float(option.default) for name, option in _options().items() if option.type is float
+    }
     for name, value in given.items():
         try:
             values[name] = _from_object(_options()[name], value)
@@ -407,8 +410,8 @@ def _flatten(
     for key, value in merged.items():
         if key in _sections():
             if isinstance(value, dict):
-                for option, inner in value.items():
-                    name = f"{key}.{option}"
+                for key_inside, inner in value.items():
+                    name = f"{key}.{key_inside}"
                     if name in _options():
                         given[name] = inner
                     else:
@@ -416,12 +419,17 @@ def _flatten(
             else:
                 unsettled |= {name for name in _options() if name.startswith(f"{key}.")}
                 problems.append(_not_a_section(key, value) + _place(key, origins))
-        elif key in _options():
+        elif key in _options() and "." not in key:
             given[key] = value
         else:
             unknown.append(str(key))
     for name in unknown:
-        problems.append(_unknown(name, _options()) + _place(name, origins))
+        section, dot, option = name.partition(".")
+        if dot and name in _options():
+            message = f"unknown option {name}; in a file write {section}: {{{option}: ...}}"
+        else:
+            message = _unknown(name, _options())
+        problems.append(message + _place(name, origins))
         unsettled |= {likely for likely in _alike(name, _options()) if likely not in given}
     return given, unsettled, problems
 
@@ -469,6 +477,8 @@ def _from_object(option: _Option, value: Any) -> Any:
     keys_are_text = not isinstance(value, dict) or all(isinstance(key, str) for key in value)
     if (value is None and not option.takes_null) or not keys_are_text:
         raise jsonargparse.ArgumentError(None, "wrong type")
+    if isinstance(value, dict) and option.takes_mapping:
+        return value  # likewise for the texts in it
     nested: Any = value
     for part in reversed(option.name.split(".")):
         nested = {part: nested}

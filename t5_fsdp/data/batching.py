@@ -387,6 +387,10 @@ class StepBatches:
     def steps_per_epoch(self) -> int:
         return math.ceil(len(self._split) / self._global_batch_size)
 
+    @property
+    def num_examples(self) -> int:
+        return len(self._split)
+
     def iterate(self, first_step: int, last_step: int) -> Iterator[StepBatch]:
         """Batches of the steps `first_step` to `last_step` (from 1), collated one step ahead."""
         if first_step > last_step:

@@ -102,8 +102,8 @@ REMARKS = (
     "you will be glad you did",
     "it gets easier each time",
     "ask someone for help if you need it",
-    "a little patience goes a long way here",
-    "it sounds like a lot of work, but it is not",
+    "a little time each day goes a long way",
+    "it looks like more work than it is",
     "you may need to try more than once",
     "most people learn this the hard way",
     "small mistakes do not matter much",
@@ -134,31 +134,31 @@ _RICE = Topic(
             "Rinse the {subject} until the water is clear.",
             ("let cold water run over the {subject} until it is clear",
              "wash the {subject} under the cold tap until the water is clear"),
-            ("dust from the bag makes the grains sticky", "the grains are never really clean"),
+            ("dust makes the grains stick together", "the grains are never really clean"),
         ),
         Step(
             "Soak the grains in water for {soak}.",
             ("leave the grains in a bowl of water for {soak}",
              "cover the grains with water and let them stand for {soak}"),
-            ("hard grains need time to get soft", "wet grains cook faster than dry ones"),
+            ("hard grains need time to get soft", "wet grains cook in less time than dry ones"),
         ),
         Step(
             "Toast the dry grains in hot {fat}.",
             ("stir the dry grains in hot {fat} until they smell of nuts",
              "heat some {fat} and let the dry grains turn brown in it"),
-            ("a little color brings out the taste", "hot fat keeps the grains apart"),
+            ("a little color makes all the difference", "hot fat brings out the taste"),
         ),
         Step(
             "Measure {cups} of water for the pot.",
-            ("use a cup to count {cups} of water into the pot",
-             "pour exactly {cups} of water into the pot"),
-            ("too much water makes the grains soft and wet", "a guess is often wrong"),
+            ("use a cup and pour {cups} of water into the pot",
+             "fill the pot with {cups} of water and no more"),
+            ("too much water makes the grains soft and wet", "each kind needs a different amount"),
         ),
         Step(
             "Add {spice} to the grains in the pot.",
             ("drop {spice} into the pot while it is still cold",
              "put {spice} in the pot together with the grains"),
-            ("plain grains have very little taste", "spices need time to do their work"),
+            ("plain grains have very little taste", "a strong taste needs time to come out"),
         ),
         Step(
             "Cover the pot and simmer for {cook}.",
@@ -170,19 +170,19 @@ _RICE = Topic(
         Step(
             "Let the closed pot rest for {rest}.",
             ("take the pot off the stove and leave it closed for {rest}",
-             "turn off the stove and give the pot {rest} of peace"),
+             "turn off the stove and give the pot {rest} of rest"),
             ("the last of the water still has to go somewhere",
              "the grains at the top are still a little hard"),
         ),
         Step(
-            "Fluff the {subject} with a fork to let the steam out.",
-            ("use a fork to loosen the {subject} and let the steam out",
+            "Fluff the {subject} with a fork.",
+            ("take a fork and stir the {subject} to let the steam out",
              "pull a fork through the {subject} until it is light and loose"),
-            ("a spoon would crush the grains", "the grains at the bottom stick together"),
+            ("a spoon is too heavy for soft grains", "the grains at the bottom stick together"),
         ),
     ),
     remarks=(
-        "cold leftovers are good in a salad the next day",
+        "what is left is good in a salad the next day",
         "each stove is a little different",
         "your kitchen will smell wonderful",
     ),
@@ -217,13 +217,13 @@ _SOUP = Topic(
             "Cut the {subject} into {cut} with a knife.",
             ("take a sharp knife and turn the {subject} into {cut}",
              "use a knife and a board to make {cut} out of the {subject}"),
-            ("pieces of one size cook at the same speed", "whole ones take too long to cook"),
+            ("small pieces cook in less time", "big ones take too long to cook"),
         ),
         Step(
             "Fry an onion in hot {fat} until it is brown.",
-            ("let a chopped onion turn brown in a little hot {fat}",
+            ("let an onion turn brown in a little hot {fat}",
              "heat some {fat} and stir an onion in it until it is brown"),
-            ("a good soup needs a sweet base", "a raw onion tastes too strong"),
+            ("a good soup needs a good start", "a raw onion is too strong"),
         ),
         Step(
             "Add {cups} of hot stock to the pot.",
@@ -253,12 +253,12 @@ _SOUP = Topic(
         Step(
             "Serve the bowls of soup with {side}.",
             ("bring {side} to the table together with the bowls",
-             "put a plate of {side} next to the bowls of soup"),
-            ("soup alone is not enough for hungry people", "people like to have something to bite"),
+             "put some {side} next to the bowls of soup"),
+            ("soup alone is not enough for hungry people", "people like to have something hard to eat"),
         ),
     ),
     remarks=(
-        "a big pot lasts for two days",
+        "a big pot is enough for two days",
         "grandmothers have always done it this way",
         "your kitchen will smell wonderful",
     ),
@@ -289,7 +289,7 @@ _BREAD = Topic(
             "Mix the yeast with a cup of warm {liquid}.",
             ("stir the yeast into a cup of {liquid} that is warm",
              "let the yeast wake up in a cup of warm {liquid}"),
-            ("dry yeast is still asleep", "cold yeast does no work"),
+            ("dry yeast has to wake up first", "cold yeast does no work"),
         ),
         Step(
             "Add {extra} to the flour in a large bowl.",
@@ -299,9 +299,9 @@ _BREAD = Topic(
         ),
         Step(
             "Knead the dough with your hands for {knead}.",
-            ("press and fold the dough with your hands for {knead}",
+            ("press and roll the dough with your hands for {knead}",
              "push the dough away with your hands and pull it back for {knead}"),
-            ("flour and water need time to become one", "lumps do not go away alone"),
+            ("flour and water need time to come together", "lumps do not go away alone"),
             required=True,
         ),
         Step(
@@ -326,7 +326,7 @@ _BREAD = Topic(
             "Bake the {subject} in the oven for {bake}.",
             ("leave the {subject} in the hot oven for {bake}",
              "put the {subject} in the oven and take it out after {bake}"),
-            ("the middle takes longer than the outside", "a pale loaf is still raw inside"),
+            ("the inside takes longer than the outside", "a pale loaf is still raw inside"),
             required=True,
         ),
         Step(
@@ -338,7 +338,7 @@ _BREAD = Topic(
     ),
     remarks=(
         "each oven is a little different",
-        "even bakers burn a loaf now and then",
+        "even the best burn a loaf now and then",
         "your kitchen will smell wonderful",
     ),
 )
@@ -366,14 +366,14 @@ _PLANTS = Topic(
     steps=(
         Step(
             "Choose a {pot} with holes at the bottom.",
-            ("get a {pot} that lets the water out through holes",
+            ("get a {pot} that has holes to let the water out",
              "look for a {pot} that has a few holes at the bottom"),
             ("roots do not like to stand in water", "rain has to go somewhere"),
         ),
         Step(
             "Fill most of the pot with {soil}.",
             ("put {soil} in the pot and leave a little room at the top",
-             "pour {soil} in the pot until it is nearly full"),
+             "pour {soil} in the pot until it is almost full"),
             ("roots need air as well as water", "old soil has no food left in it"),
         ),
         Step(
@@ -387,13 +387,13 @@ _PLANTS = Topic(
             "Let the pot stand in {light}.",
             ("find {light} where the pot can stand",
              "carry the pot to {light} and leave it there"),
-            ("leaves live on light", "some plants burn and others freeze"),
+            ("leaves need light to stay green", "some plants need more light than others"),
         ),
         Step(
             "Water the {subject} with a can {often}.",
             ("use a can to give the {subject} a drink {often}",
              "take a can and let the {subject} drink {often}"),
-            ("pots get dry very fast", "thirsty leaves hang down and turn brown"),
+            ("a pot gets dry very fast", "thirsty leaves hang down and turn brown"),
             required=True,
         ),
         Step(
@@ -406,19 +406,19 @@ _PLANTS = Topic(
             "Pick all the {pest} off the leaves.",
             ("look under the leaves and take away all the {pest} you find",
              "get rid of all {pest} on the leaves with your fingers"),
-            ("one night is enough to lose every leaf", "small guests have a big hunger"),
+            ("one night is enough to lose all leaves", "small animals can be very hungry"),
         ),
         Step(
             "Wait {weeks} to harvest the {subject}.",
             ("wait {weeks} before you cut and eat the {subject}",
              "let {weeks} go by and then cut the first {subject}"),
-            ("young plants have very little taste", "good things take time"),
+            ("small plants have very little taste", "good things take time"),
         ),
     ),
     remarks=(
         "some years are better than others",
         "your neighbors may want some too",
-        "bees will come to visit",
+        "birds will come to look at them",
     ),
 )
 
@@ -443,16 +443,16 @@ _BIKE = Topic(
     },
     steps=(
         Step(
-            "Turn the {subject} over so that the wheels are free.",
+            "Turn the {subject} upside down.",
             ("set the {subject} on its seat with the wheels in the air",
              "stand the {subject} on its head so that the wheels are free"),
-            ("wheels turn freely only in the air", "it is hard to work on your knees"),
+            ("wheels turn best in the air", "it is hard to work on your knees"),
         ),
         Step(
             "Clean the dirt off the chain with {brush}.",
             ("rub the dirt off the chain with {brush}",
              "take {brush} and go over the chain until the dirt is off"),
-            ("a dirty chain does not last long", "sand eats into the metal"),
+            ("dirt makes a chain slow and loud", "sand eats into the metal"),
             required=True,
         ),
         Step(
@@ -470,26 +470,26 @@ _BIKE = Topic(
         Step(
             "Check all sides of the tires for {damage}.",
             ("look at the tires from all sides to find {damage}",
-             "use your fingers to feel for {damage} on all sides of the tires"),
+             "use your fingers to find {damage} on all sides of the tires"),
             ("a small thing can stop a long ride", "nobody likes to walk home"),
         ),
         Step(
             "Pump more air in the tires {often}.",
             ("put more air in the tires {often}",
              "take the pump and make the tires hard {often}"),
-            ("air gets out bit by bit", "soft tires make you slow"),
+            ("some air gets out every day", "soft tires make you slow"),
         ),
         Step(
             "Test both of the brakes {place}.",
             ("ride slowly {place} and pull both brakes",
              "try the brakes at low speed {place}"),
-            ("your life may hang on it", "it is better to know before you go down a hill"),
+            ("bad brakes can hurt you", "it is better to know before you go down a hill"),
         ),
         Step(
             "Tighten all of the loose bolts with {tool}.",
             ("turn all loose bolts with {tool} until they are tight",
-             "take {tool} and make sure that none of the bolts are loose"),
-            ("bad roads shake things loose", "a lost bolt can cost you a wheel"),
+             "take {tool} and make sure that no bolts are loose"),
+            ("a bad road shakes things loose", "loose bolts make a lot of noise"),
         ),
     ),
     remarks=(
@@ -523,8 +523,8 @@ _CLEANING = Topic(
     steps=(
         Step(
             "Protect your hands with {gloves}.",
-            ("keep your hands safe in {gloves}",
-             "get {gloves} for your hands and wear them until you are done"),
+            ("keep your hands clean in {gloves}",
+             "put your hands in {gloves} until you are done"),
             ("strong soap is bad for your skin", "your skin does not like hard work"),
         ),
         Step(
@@ -537,7 +537,7 @@ _CLEANING = Topic(
             "Mix a cup of {cleaner} with the water.",
             ("pour a cup of {cleaner} in a big bowl of water",
              "stir a cup of {cleaner} into the water"),
-            ("water alone is too weak", "fat and water do not like each other"),
+            ("water alone is not enough", "fat and water do not like each other"),
         ),
         Step(
             "Spray the {subject} and let it rest for {wait}.",
@@ -555,7 +555,7 @@ _CLEANING = Topic(
         Step(
             "Rinse the soap off the {subject} with {water}.",
             ("wash away all the soap that is left in the {subject} with {water}",
-             "let {water} run over the {subject} until the soap is gone"),
+             "let {water} run over the {subject} until the soap is off"),
             ("soap leaves white spots", "old soap begins to smell"),
         ),
         Step(
@@ -568,7 +568,7 @@ _CLEANING = Topic(
             "Come back to clean the {subject} {often}.",
             ("do the same to the {subject} {often}",
              "do it again and give the {subject} a good wash {often}"),
-            ("dirt never stays away for long", "fresh dirt comes off more easily"),
+            ("dirt never stays away for long", "fresh dirt is easy to get off"),
         ),
     ),
     remarks=(
@@ -603,7 +603,7 @@ _STUDY = Topic(
             "Plan what you will learn in the next {span}.",
             ("write down what you will do in the next {span}",
              "decide what you want to do in the next {span}"),
-            ("it is easy to lose track of time", "a big task is easier in small pieces"),
+            ("it is easy to forget the time", "big things are easier in small pieces"),
         ),
         Step(
             "Study your books in {place}.",
@@ -615,11 +615,11 @@ _STUDY = Topic(
             "Turn off the {device} while you learn.",
             ("keep your {device} silent until you are done",
              "make sure that the {device} is off while you learn"),
-            ("each noise breaks your train of thought", "news can wait"),
+            ("it is hard to think with noise", "news can wait"),
         ),
         Step(
             "Read all of your {subject} notes {times}.",
-            ("go through all you wrote in {subject} class {times}",
+            ("go through all your notes for {subject} {times}",
              "open your {subject} book and go over the notes {times}"),
             ("nobody can remember it all at once", "the most important things are in there"),
             required=True,
@@ -632,26 +632,26 @@ _STUDY = Topic(
         ),
         Step(
             "Take a break from work after {session}.",
-            ("stand up and rest when you have worked for {session}",
+            ("stand up and rest after you work for {session}",
              "work for {session} and then go for a walk"),
             ("a tired head learns nothing", "your eyes need rest too"),
         ),
         Step(
             "Practice some old questions with {partner}.",
-            ("ask {partner} to sit down with you and go through old questions",
-             "meet {partner} and answer some questions of last year"),
-            ("it is easier to learn with others", "you only know what you can explain"),
+            ("ask {partner} to sit down with you and go over old questions",
+             "go over some questions of last year together with {partner}"),
+            ("it is easier to learn with others", "you only know what you can tell others"),
         ),
         Step(
-            "Sleep for {hours} on the night before the test.",
+            "Sleep for {hours} before the test.",
             ("go to bed early and get {hours} of rest on the last night",
              "be in bed for {hours} on the night before the big day"),
-            ("your head works while you rest", "a tired student makes mistakes"),
+            ("your head goes on to learn in bed", "tired people make mistakes"),
         ),
     ),
     remarks=(
-        "even the best students have bad days",
-        "a cup of tea makes it nicer",
+        "even the best have bad days",
+        "a cup of milk makes it more fun",
         "fear is normal and goes away",
     ),
 )
@@ -681,7 +681,7 @@ _PETS = Topic(
             "Make a soft place to sleep in {corner}.",
             ("find {corner} and put a few towels there to sleep on",
              "put some old clothes in {corner} as a place to sleep"),
-            ("a new home can be scary", "the floor is cold and hard"),
+            ("a new home brings fear", "the floor is cold and hard"),
         ),
         Step(
             "Give food to the {subject} {often}.",
@@ -694,7 +694,7 @@ _PETS = Topic(
             "Offer clean water to drink in {bowl}.",
             ("pour clean water to drink in {bowl}",
              "keep {bowl} full of water that is clean"),
-            ("thirst comes fast in a warm room", "animals drink more than you think"),
+            ("a warm room makes animals thirsty", "animals drink more than you think"),
         ),
         Step(
             "Brush the hair on its back with {brush}.",
@@ -706,30 +706,30 @@ _PETS = Topic(
             "Play games with the {subject} for {play}.",
             ("roll a ball to the {subject} and have fun for {play}",
              "give the {subject} {play} of games and fun"),
-            ("a lazy animal gets fat", "nobody likes to be alone all day"),
+            ("animals get fat when they only eat", "nobody likes to be alone all day"),
         ),
         Step(
             "Trim the tips of its claws with {clippers}.",
-            ("make its claws a little shorter with {clippers}",
+            ("make the tips of its claws smaller with {clippers}",
              "take {clippers} and cut the tips of its claws"),
-            ("sharp claws leave marks on the chairs", "long claws break and hurt"),
+            ("sharp claws leave marks on the floor", "long claws break and hurt"),
         ),
         Step(
             "Take the {subject} to the vet {season}.",
             ("let the vet have a look at the {subject} {season}",
              "bring the {subject} to the vet {season}"),
-            ("animals hide their pain", "it costs less to find a problem early"),
+            ("animals hide it when they hurt", "it is better to find things early"),
         ),
         Step(
             "Reward it with {treat} when it is good.",
             ("have {treat} ready when it does what you ask",
              "give it {treat} when it has been good"),
-            ("animals remember what was nice", "a loud voice only brings fear"),
+            ("animals remember what is good for them", "a loud voice only brings fear"),
         ),
     ),
     remarks=(
         "some animals need more time than others",
-        "animals know when you are sad",
+        "animals know when you are tired",
         "a friend like this stays for many years",
     ),
 )
@@ -760,7 +760,7 @@ _PAINTING = Topic(
             "Cover the floor around you with {sheet}.",
             ("put {sheet} on the floor all around you",
              "keep the floor clean with a few {sheet}"),
-            ("paint falls where you want it least", "it is hard to get spots off the floor"),
+            ("drops fall where you want no paint", "it is hard to get spots off the floor"),
         ),
         Step(
             "Wash the dirt off the {subject} with {cleaner}.",
@@ -781,23 +781,23 @@ _PAINTING = Topic(
             ("old paint is never really smooth", "paint likes to have something to hold on to"),
         ),
         Step(
-            "Cover the edges that should stay clean with {tape}.",
-            ("put {tape} along all the edges that should stay clean",
+            "Cover all of the edges with {tape}.",
+            ("put {tape} on all the edges that should stay clean",
              "press {tape} on the edges where you want no paint"),
-            ("no hand is steady all day", "a clean line is a pleasure to the eye"),
+            ("no hand is steady all day", "clean edges are a pleasure to the eye"),
         ),
         Step(
             "Paint a thin coat on the {subject} with {brush}.",
             ("use {brush} to put a thin coat on the {subject}",
              "take {brush} and bring a thin coat of color on the {subject}"),
-            ("thick paint runs down and dries badly", "the right tool makes the work easy"),
+            ("thick paint takes too long to dry", "a thin coat lasts longer"),
             required=True,
         ),
         Step(
             "Let the wet paint dry for {dry}.",
             ("keep your fingers off the wet paint for {dry}",
              "leave the paint alone for {dry} until it is hard"),
-            ("fresh paint takes every mark", "children and cats love wet paint"),
+            ("fresh paint takes every mark", "children and dogs like wet paint"),
         ),
         Step(
             "Add a second coat of {color} on top.",
@@ -855,37 +855,37 @@ _CAMPING = Topic(
         ),
         Step(
             "Roll up your {clothes} to make them small.",
-            ("make tight rolls out of your {clothes}",
-             "turn your {clothes} into rolls to make them fit"),
-            ("there is never enough room in a bag", "folded things take up more room"),
+            ("make small rolls out of your {clothes}",
+             "turn your {clothes} into rolls to make them small"),
+            ("there is never enough room in a bag", "big things take up too much room"),
         ),
         Step(
             "Pack some bags of {food} to eat.",
             ("put some bags of {food} with the things you want to eat",
              "buy some bags of {food} so that nobody goes hungry"),
-            ("fresh food goes bad in the heat", "there are no shops out there"),
+            ("fresh food goes bad in the heat", "there is no shop out there"),
         ),
         Step(
             "Carry {liters} of water in your bottles.",
             ("fill your bottles with {liters} of water",
              "have {liters} of water with you in bottles"),
-            ("long walks make you thirsty", "you may not find a clean river"),
+            ("a long walk makes you thirsty", "you may not find clean water"),
         ),
         Step(
             "Keep a {lamp} at the top of your bag.",
             ("put a {lamp} in your bag where you can find it in the dark",
              "leave a {lamp} on top of everything in your bag"),
-            ("nights out there are very dark", "nobody wants to look for things at night"),
+            ("it gets very dark at night", "nobody wants to look for things at night"),
         ),
         Step(
             "Tell {contact} where you want to go.",
             ("let {contact} know where you go and when you come back",
              "talk to {contact} about the way you want to go"),
-            ("someone should know where you are", "phones do not work everywhere"),
+            ("someone should know where you are", "your phone may not work out there"),
         ),
     ),
     remarks=(
-        "the stars are wonderful out there",
+        "the sky is wonderful out there",
         "birds will wake you up early",
         "you need less than you think",
     ),
@@ -939,7 +939,7 @@ _LAUNDRY = Topic(
             "Wash the {subject} by hand with {soap}.",
             ("move the {subject} up and down with a little {soap}",
              "use {soap} and press the {subject} with your hand"),
-            ("strong soap is bad for fine cloth", "machines pull too hard"),
+            ("strong soap is bad for fine cloth", "a machine may pull too hard"),
             required=True,
         ),
         Step(
@@ -949,10 +949,10 @@ _LAUNDRY = Topic(
             ("old soap begins to smell", "soap leaves white spots"),
         ),
         Step(
-            "Roll the {subject} in {towel} to get the water out.",
+            "Roll the wet {subject} in {towel}.",
             ("put {towel} around the {subject} and press the water out",
              "use {towel} to take the water out of the {subject}"),
-            ("wet cloth is heavy and loses its form", "it takes days to dry by itself"),
+            ("wet cloth is heavy and can lose its form", "it takes days to dry by itself"),
         ),
         Step(
             "Dry the wet {subject} {place}.",
@@ -994,7 +994,7 @@ _SPEECH = Topic(
             "Find out who will be at {subject}.",
             ("ask what kind of people will come to {subject}",
              "learn a little about the people who will be at {subject}"),
-            ("children and old people like different things", "each group is different"),
+            ("children and old people like different things", "each party is different"),
         ),
         Step(
             "Choose {points} and forget the rest.",
@@ -1025,25 +1025,25 @@ _SPEECH = Topic(
             "Look at {people} while you talk.",
             ("keep your eyes on {people} while you talk",
              "turn your face to {people} when you talk"),
-            ("people like to be seen", "your voice goes where your eyes go"),
+            ("people like to know that you see them", "your voice goes where your eyes go"),
         ),
         Step(
             "Pause for {seconds} from time to time.",
             ("stop and say nothing for {seconds} from time to time",
-             "take a breath for {seconds} when you have made a point"),
+             "take a rest for {seconds} now and then"),
             ("people need time to think", "fear makes you talk too fast"),
         ),
         Step(
             "Finish what you have to say in {length}.",
             ("come to an end with what you want to say in {length}",
-             "make sure that all you have to say is said in {length}"),
+             "make sure to say all that you have to say in {length}"),
             ("people want to eat and talk", "a short talk is a good talk"),
         ),
     ),
     remarks=(
         "fear is normal and goes away",
         "most people want you to do well",
-        "a glass of water helps a dry mouth",
+        "a glass of water is good for your voice",
     ),
 )
 
@@ -1070,7 +1070,7 @@ _PHOTOS = Topic(
     },
     steps=(
         Step(
-            "Charge the {device} on the night before you leave.",
+            "Charge the {device} the night before.",
             ("let the {device} fill up with power on the night before you go",
              "give the {device} a few hours of power on the last night"),
             ("power runs out at the wrong time", "cold air eats up the power"),
@@ -1079,25 +1079,25 @@ _PHOTOS = Topic(
             "Clean the dust off the lens with {cloth}.",
             ("rub the lens in small circles with {cloth}",
              "take {cloth} and get the dust off the lens"),
-            ("each finger leaves a mark on the glass", "dust makes every picture gray"),
+            ("each finger leaves a mark on the glass", "dust makes every picture look dark"),
         ),
         Step(
             "Go out to find the {subject} {light}.",
             ("go out and look for the {subject} {light}",
              "be there with the {subject} {light}"),
-            ("light makes or breaks a picture", "colors change from hour to hour"),
+            ("light makes or breaks a picture", "the light can change in an hour"),
             required=True,
         ),
         Step(
-            "Stay {meters} away from the {subject}.",
-            ("keep about {meters} between you and the {subject}",
-             "leave {meters} free in front of the {subject}"),
-            ("things look small from far away", "things lose their form from very near"),
+            "Stand {meters} from the {subject}.",
+            ("keep about {meters} away from the {subject}",
+             "leave {meters} free between you and the {subject}"),
+            ("things look small from far away", "animals and people need room"),
         ),
         Step(
             "Keep your arms steady with {support}.",
             ("look for {support} and keep your arms still",
-             "use {support} as a place to lay down your arms"),
+             "use {support} as a place to rest your arms"),
             ("no hand is steady all day", "the picture is not sharp when you shake"),
         ),
         Step(
@@ -1108,15 +1108,15 @@ _PHOTOS = Topic(
         ),
         Step(
             "Take {shots} of the {subject}.",
-            ("press the button until you have {shots} of the {subject}",
+            ("go on until you have {shots} of the {subject}",
              "make {shots} while the {subject} are in front of you"),
             ("the first try is never good", "one of them will be better than the rest"),
         ),
         Step(
-            "Save the pictures you like most on {storage}.",
+            "Save the best pictures on {storage}.",
             ("put the best of the pictures on {storage}",
              "keep the pictures you like to see again on {storage}"),
-            ("it is easy to lose a small camera", "memories should last for many years"),
+            ("it is easy to lose a small camera", "good pictures last for many years"),
         ),
     ),
     remarks=(
@@ -1149,7 +1149,7 @@ _MUSIC = Topic(
     },
     steps=(
         Step(
-            "Borrow a {subject} from {lender} for the first weeks.",
+            "Borrow a {subject} from {lender}.",
             ("ask {lender} for a {subject} you can use for the first weeks",
              "get a {subject} from {lender} until you know more"),
             ("a new one costs a lot of money", "you may not like it in the end"),
@@ -1158,7 +1158,7 @@ _MUSIC = Topic(
             "Sit on {seat} with your back straight.",
             ("keep your back straight while you are on {seat}",
              "find {seat} where your back stays straight"),
-            ("a soft seat is bad for your back", "your arms must be free to move"),
+            ("a soft seat is bad for your back", "your arms have to be free to move"),
         ),
         Step(
             "Warm up all of your fingers for {warm}.",
@@ -1187,21 +1187,21 @@ _MUSIC = Topic(
         ),
         Step(
             "Record how you sound with your {device}.",
-            ("let your {device} listen to how you play and hear it again later",
+            ("let your {device} listen to how you play and then hear it again",
              "use the {device} to hear how you sound to others"),
-            ("it is hard to play and listen at once", "your ear forgives a lot"),
+            ("it is hard to play and listen at once", "others hear what you do not"),
         ),
         Step(
             "Play what you have learned for {listener}.",
             ("ask {listener} to sit down and listen to what you play",
              "show {listener} what you have learned"),
-            ("music is more fun with others", "a small crowd takes away the fear"),
+            ("music is more fun with others", "it takes away the fear"),
         ),
     ),
     remarks=(
         "even the best have bad days",
         "it will not sound good on the first day",
-        "close the door if you are shy",
+        "your neighbors may hear you",
     ),
 )
 

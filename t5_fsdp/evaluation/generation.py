@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from t5_fsdp.config import EvaluationConfig
 from t5_fsdp.data.batching import SpecialIds, collate
 
 if TYPE_CHECKING:
@@ -23,6 +24,16 @@ class GenerationSettings:
     max_new_tokens: int
     length_penalty: float
     batch_tokens: int
+
+    @classmethod
+    def of(cls, options: EvaluationConfig) -> GenerationSettings:
+        """The part of the evaluation options that decoding reads."""
+        return cls(
+            num_beams=options.num_beams,
+            max_new_tokens=options.max_new_tokens,
+            length_penalty=options.length_penalty,
+            batch_tokens=options.batch_tokens,
+        )
 
     def to_json(self) -> dict[str, float | int]:
         return dict(vars(self))

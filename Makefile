@@ -1,0 +1,69 @@
+# Targets and what they do: `make help`.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+
+PYTHON ?= python3
+CONFIG ?= configs/wikihow_t5_3b.yaml
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+# Newer than requirements.txt once everything in it is installed: written last.
+STAMP := $(VENV)/.requirements-installed
+# There while pip works; left behind by an interrupted set-up, which then starts afresh.
+BUILDING := $(VENV)/.building
+
+# One thread a process: two processes share the cores, and torchrun does not warn.
+ON_CPU := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
+TORCHRUN_CPU := $(ON_CPU) $(BIN)/torchrun --standalone --nproc_per_node 2
+
+.PHONY: help setup demo train test test-long lint clean
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' \
+		| while IFS='|' read -r name text; do printf '  make %-10s %s\n' "$$name" "$$text"; done
+	@echo
+	@echo '  Variables: CONFIG=FILE.yaml (train), ARGS="--section.option value ..." (demo, train),'
+	@echo '             ARGS="pytest options" (test, test-long), PYTHON=/path/to/python3 (setup)'
+
+setup: $(STAMP)  ## only make .venv, with what tests and benchmark need
+
+$(STAMP): requirements.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo 'error: $(PYTHON) is missing or older than Python 3.11, which requirements.txt needs;' \
+			'install a newer one or name it: make setup PYTHON=python3.11' >&2; exit 2; }
+	@if [ -e $(BUILDING) ] || ! $(BIN)/python -c '' 2>/dev/null; then rm -rf $(VENV); fi
+	@echo 'Making $(VENV) with PyTorch and the packages in requirements.txt (takes 2 to 10 minutes) ...'
+	@$(PYTHON) -m venv $(VENV)
+	@touch $(BUILDING)
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-input -r requirements.txt \
+			> $(VENV)/pip.log 2>&1 || { \
+		cat $(VENV)/pip.log >&2; rm -f $(BUILDING); \
+		echo 'error: pip could not install requirements.txt; its output is above' >&2; exit 2; }
+	@rm -f $(BUILDING)
+	@touch $(STAMP)
+
+demo: $(STAMP)  ## train a tiny T5 on two CPU processes and evaluate ROUGE (about two minutes)
+	@$(TORCHRUN_CPU) scripts/train.py --config configs/demo.yaml $(ARGS)
+	@$(TORCHRUN_CPU) scripts/eval_rouge.py --checkpoint runs/demo --split test
+
+train: $(STAMP)  ## train with CONFIG on all GPUs of this machine
+	@$(BIN)/python -m t5_fsdp.cli.launch_check --config $(CONFIG) $(ARGS)
+	@$(BIN)/torchrun --standalone --nproc_per_node gpu scripts/train.py --config $(CONFIG) $(ARGS)
+
+test: $(STAMP)  ## run the test suite (up to ten minutes on two cores)
+	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m 'not long' $(ARGS)
+
+test-long: $(STAMP)  ## run the long tests
+	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m long $(ARGS) || { \
+		code=$$?; [ $$code -eq 5 ] || exit $$code; echo 'There are no long tests.'; }
+
+lint: $(STAMP)  ## ruff, import-linter and mypy
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/lint-imports
+	@$(BIN)/mypy
+
+clean:  ## remove .venv and the tools' caches; runs/ and data/ stay
+	rm -rf $(VENV) .mypy_cache .ruff_cache .import_linter_cache .hypothesis build *.egg-info
+	find t5_fsdp scripts tests -name __pycache__ -type d -prune -exec rm -rf {} +

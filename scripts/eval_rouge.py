@@ -1,0 +1,11 @@
+"""Generate summaries with a checkpoint and score them with ROUGE; see --help."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from t5_fsdp.cli.eval_rouge import main
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,11 @@
+"""Turn a sharded checkpoint into a Hugging Face folder; see --help."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from t5_fsdp.cli.export_hf import main
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

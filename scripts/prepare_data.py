@@ -1,0 +1,11 @@
+"""Read, clean, split and tokenize the data of a run once; see --help."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from t5_fsdp.cli.prepare_data import main
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

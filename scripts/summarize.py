@@ -1,0 +1,11 @@
+"""Summarize text files or standard input with a checkpoint; see --help."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from t5_fsdp.cli.summarize import main
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,11 @@
+"""Fine-tune a T5 for summarization, in one process or under torchrun; see --help."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from t5_fsdp.cli.train import main
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,52 @@
+"""From a sharded checkpoint to a Hugging Face folder, in one process, on the CPU."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from t5_fsdp.checkpoint.manager import TOKENIZER, read_state, read_weights
+from t5_fsdp.config import EvaluationConfig
+from t5_fsdp.errors import UserError
+from t5_fsdp.model.build import build_with_weights
+
+
+def export_to_hf(checkpoint: Path, output: Path, generation: EvaluationConfig) -> None:
+    """Write float32 weights, configuration, generation settings and tokenizer to `output`.
+
+    Raises:
+        UserError: the checkpoint is not sound, or `output` exists and is not an empty folder.
+    """
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UserError(f"--output {output} exists and is not empty; give a new folder")
+    state = read_state(checkpoint)
+    model = build_with_weights(state.spec, read_weights(checkpoint))
+    model.generation_config.update(
+        num_beams=generation.num_beams,
+        max_new_tokens=generation.max_new_tokens,
+        length_penalty=generation.length_penalty,
+    )
+    # Where T5 keeps what a pipeline puts before a text.
+    model.config.task_specific_params = {"summarization": {"prefix": state.prefix}}
+    partial = output.with_name(f".{output.name}.part")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        model.save_pretrained(partial)
+        shutil.copytree(checkpoint / TOKENIZER, partial, dirs_exist_ok=True)
+        _state_own_head(partial / "config.json", state.spec.own_head)
+        if output.exists():
+            output.rmdir()
+        partial.rename(output)
+    except OSError as error:
+        raise UserError(f"--output {output} can't be written ({error})") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _state_own_head(config_file: Path, own_head: bool) -> None:
+    # transformers writes "tied" for every T5; older releases and other programs believe it and
+    # would throw the head away.
+    values = json.loads(config_file.read_text(encoding="utf-8"))
+    values["tie_word_embeddings"] = not own_head
+    config_file.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")

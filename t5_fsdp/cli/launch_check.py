@@ -1,0 +1,58 @@
+"""What `make train` asks before it starts torchrun: are the data and a GPU there?
+
+torchrun prints its own block over every failing rank; what can be said before it is said here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from t5_fsdp.cli.options import Extra, parse_layers, resolve
+from t5_fsdp.errors import EXIT_DONE, EXIT_USER_ERROR, UserError
+
+
+def main(argv: Sequence[str]) -> int:
+    """Check a configuration, its data and the machine; returns the exit code."""
+    try:
+        check_launch(argv)
+    except UserError as error:
+        print(error.render(), file=sys.stderr)
+        return EXIT_USER_ERROR
+    return EXIT_DONE
+
+
+def check_launch(argv: Sequence[str]) -> None:
+    """Refuse what a training run on this machine's GPUs would fail over.
+
+    Raises:
+        UserError: lists what is wrong with the options, or what is missing of data and GPU.
+    """
+    layers = parse_layers(
+        argv,
+        command="launch_check",
+        description="Check that the data and a GPU are there before training starts.",
+        # Options of the train command may stand in ARGS; they change nothing here.
+        extra=[Extra("check", "As for train; ignored.", type=bool, default=False)],
+        config_required=True,
+    )
+    layers.print_config = False
+    config = resolve(layers)
+
+    # Slow to import; a wrong option is reported before.
+    import torch
+
+    from t5_fsdp.data.sources import source_problems
+
+    problems = list(source_problems(config.data))
+    if not torch.cuda.is_available():
+        problems.append(
+            "PyTorch sees no GPU on this machine; `make demo` runs on the CPU, and so does "
+            "`torchrun --standalone --nproc_per_node 2 scripts/train.py --config FILE.yaml`"
+        )
+    if problems:
+        raise UserError(*problems)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,135 @@
+"""A trained model by what the user names: checkpoint, run folder, Hugging Face folder or Hub id."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from t5_fsdp.cli import run_folder
+from t5_fsdp.cli.options import Layers
+from t5_fsdp.config import Config
+from t5_fsdp.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass
+class FoundModel:
+    """What the user named, before any weight is read.
+
+    Attributes:
+        checkpoint: one of ours, or None for a Hugging Face folder or Hub id.
+        base: the configuration stored with it, as nested dicts.
+    """
+
+    name: str
+    option: str
+    checkpoint: Path | None
+    base: dict[str, Any]
+
+    @property
+    def stored_data(self) -> dict[str, Any] | None:
+        return self.base.get("data")
+
+    def choose(self, best_metric: str) -> None:
+        """Of a run's folder take the best checkpoint by `best_metric`."""
+        if self.checkpoint is not None:
+            self.checkpoint = run_folder.find_checkpoint(Path(self.name), self.option, best_metric)
+
+
+@dataclass
+class LoadedModel:
+    """A whole model on one device, ready to generate.
+
+    Attributes:
+        source: what it was loaded from, for messages.
+        label: name of its folder below `evaluation`.
+        prefix: to put before a text; None: as the configuration says.
+        prepared: the prepared data of its run.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    tokenizer_source: str
+    source: str
+    label: str
+    prefix: str | None
+    prepared: Path | None
+    checkpoint: Path | None
+
+    def run_dir(self, config: Config) -> Path:
+        """The run that a checkpoint belongs to, else the configured one."""
+        if self.checkpoint is not None and self.checkpoint.parent.name == "checkpoints":
+            return self.checkpoint.parent.parent
+        return Path(config.run_dir)
+
+
+def find_model(layers: Layers, option: str, name: str) -> FoundModel:
+    """Tell our checkpoints and run folders from Hugging Face folders and Hub ids.
+
+    Raises:
+        UserError: a folder that is none of these, or --config is missing for the latter two.
+    """
+    from t5_fsdp.checkpoint.manager import step_of
+
+    folder = Path(name)
+    is_hf = (folder / "config.json").is_file()
+    looks_like_path = name.startswith((".", "/", "~")) or folder.exists()
+    ours = step_of(folder) is not None or (folder / "checkpoints").is_dir()
+    if ours or (looks_like_path and not is_hf):
+        checkpoint = run_folder.find_checkpoint(folder, option)
+        return FoundModel(name, option, checkpoint, run_folder.read_config_dict(checkpoint))
+    if not layers.files:
+        raise UserError(
+            f"{option} {name} is no checkpoint of ours (a Hugging Face folder or Hub id?); give "
+            "--config FILE.yaml too, for the data and the generation settings"
+        )
+    return FoundModel(name, option, None, {})
+
+
+def load_model(found: FoundModel, config: Config, device: torch.device) -> LoadedModel:
+    """Read the weights, in the dtype to compute in, onto `device`.
+
+    Raises:
+        UserError: damaged, not readable, or not a model for summaries.
+    """
+    from t5_fsdp.checkpoint.manager import TOKENIZER, read_state, read_weights
+    from t5_fsdp.data.tokenization import load_tokenizer
+    from t5_fsdp.model.build import (
+        build_with_weights,
+        load_pretrained,
+        resolve_spec,
+    )
+    from t5_fsdp.parallel.fsdp2 import DTYPES
+
+    dtype = DTYPES[config.parallel.param_dtype]
+    if found.checkpoint is not None:
+        state = read_state(found.checkpoint)
+        tokenizer_source = str(found.checkpoint / TOKENIZER)
+        spec, weights = state.spec, read_weights(found.checkpoint)
+        tokenizer = load_tokenizer(tokenizer_source)
+        source, label = str(found.checkpoint), f"step-{state.step:08d}"
+    else:
+        config.model.name, config.model.init = found.name, "pretrained"
+        tokenizer_source = config.model.tokenizer or found.name
+        if tokenizer_source == "train":
+            tokenizer_source = found.name
+        tokenizer = load_tokenizer(tokenizer_source, config.model.revision)
+        spec = resolve_spec(config.model, tokenizer)
+        weights, spec.own_head = load_pretrained(config.model, spec)
+        source, label = found.name, Path(found.name).name
+        state = None
+    cast = {name: tensor.to(device=device, dtype=dtype) for name, tensor in weights.items()}
+    return LoadedModel(
+        model=build_with_weights(spec, cast, config.model.attention),
+        tokenizer=tokenizer,
+        tokenizer_source=tokenizer_source,
+        source=source,
+        label=label,
+        prefix=state.prefix if state else None,
+        prepared=Path(state.prepared) if state else None,
+        checkpoint=found.checkpoint,
+    )

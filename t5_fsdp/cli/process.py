@@ -1,0 +1,152 @@
+"""What every command does round its work: signals, exit codes, one error line in all."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from t5_fsdp.console import Console
+from t5_fsdp.distributed import Launch, World, end_with_launcher, enter_world, read_launch
+from t5_fsdp.errors import (
+    EXIT_DEFECT,
+    EXIT_DONE,
+    EXIT_PREEMPTED,
+    EXIT_USER_ERROR,
+    PeerFailed,
+    Preempted,
+    UserError,
+)
+from t5_fsdp.interruption import Interruption
+
+# torchrun ends all ranks when the first one fails; a rank with nothing to say leaves later than
+# the one that is printing why.
+_SECONDS_BEHIND_THE_SPEAKER = 2.0
+
+
+class Session:
+    """One command on one rank, from its start to its exit code.
+
+    Attributes:
+        console: rank 0's lines.
+        on_failure: called with a message when the command fails, e.g. to write status.json.
+    """
+
+    def __init__(self, launch: Launch, interruption: Interruption, console: Console) -> None:
+        self.launch = launch
+        self.interruption = interruption
+        self.console = console
+        self.world: World | None = None
+        self.on_failure: Callable[[str], None] = lambda message: None
+        self.last_checkpoint: Callable[[], Path | None] = lambda: None
+
+    def enter_world(self) -> World:
+        """Import torch, find the other ranks. Only from here on a failure can be agreed on."""
+        self.world = enter_world(self.launch)
+        _quiet_libraries()
+        return self.world
+
+    def speaks(self, exit_code: int) -> bool:
+        """Whether this rank is the one to tell the user about a failure."""
+        if self.world is not None:
+            return self.world.claim_failure(exit_code)
+        # Before the ranks have met all of a node fail alike: one of each node speaks.
+        return self.launch.local_rank == 0
+
+
+def run(command: Callable[[Session], None], *, results_on_stdout: bool = False) -> int:
+    """Run a command; its exit code. Errors are printed once, by one rank.
+
+    Args:
+        command: the work; it raises UserError, Preempted or anything else.
+        results_on_stdout: keep the console's lines off standard output.
+    """
+    with Interruption() as interruption:
+        try:
+            launch = read_launch()
+        except UserError as error:
+            print(error.render(), file=sys.stderr, flush=True)
+            return EXIT_USER_ERROR
+        end_with_launcher(launch)
+        stream = sys.stderr if results_on_stdout else None
+        session = Session(launch, interruption, Console(launch.rank == 0, stream))
+        try:
+            command(session)
+            _disconnect(session)
+            return EXIT_DONE
+        except SystemExit:  # --help and --print_config
+            raise
+        except BaseException as error:
+            return _fail(session, error)
+        finally:
+            session.console.close()
+
+
+def _disconnect(session: Session) -> None:
+    if session.world is not None:
+        gc.collect()
+        session.world.disconnect()
+
+
+def _fail(session: Session, error: BaseException) -> int:
+    if isinstance(error, Preempted):
+        session.console.say(str(error))
+        return EXIT_PREEMPTED
+    if isinstance(error, PeerFailed) or _peer_failed(session):
+        time.sleep(_SECONDS_BEHIND_THE_SPEAKER)
+        return error.exit_code if isinstance(error, PeerFailed) else EXIT_DEFECT
+    code = EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_DEFECT
+    if not session.speaks(code):
+        time.sleep(_SECONDS_BEHIND_THE_SPEAKER)
+        return code
+    session.on_failure(str(error).split("\n")[0])
+    if isinstance(error, UserError):
+        print(error.render(), file=sys.stderr, flush=True)
+        return code
+    traceback.print_exception(error)
+    last = session.last_checkpoint()
+    print(f"last good checkpoint: {last or 'none'}", file=sys.stderr, flush=True)
+    return code
+
+
+def _peer_failed(session: Session) -> bool:
+    if session.world is None:
+        return False
+    try:
+        session.world.raise_if_peer_failed()
+    except PeerFailed:
+        return True
+    except Exception:  # the store is gone with its host
+        return False
+    return False
+
+
+def leave(code: int) -> NoReturn:
+    """End the process with `code`.
+
+    After a failure at once: the process group is still up, and tearing it down while a peer is
+    gone may hang or abort.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code != EXIT_DONE:
+        os._exit(code)
+    raise SystemExit(code)
+
+
+def _quiet_libraries() -> None:
+    import warnings
+
+    import transformers
+    from huggingface_hub.utils import logging as hub_logging
+
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    hub_logging.set_verbosity_error()
+    # T5Block returns a view; nobody writes into it, and the gradients are checked by a test.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")

@@ -1,0 +1,75 @@
+"""`summarize`: one line for each text."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from t5_fsdp.cli.loading import find_model, load_model
+from t5_fsdp.cli.options import Extra, parse_layers, resolve
+from t5_fsdp.cli.process import Session, run
+from t5_fsdp.errors import UserError
+
+_EXTRA = [
+    Extra("checkpoint", "Checkpoint, run folder (its best), Hugging Face folder or Hub id.",
+          required=True, metavar="DIR"),
+    Extra("lines", "Take each line of the input as a text of its own.", type=bool, default=False),
+]  # fmt: skip
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; its exit code. Summaries alone go to standard output."""
+    return run(functools.partial(_summarize, argv), results_on_stdout=True)
+
+
+def _summarize(argv: Sequence[str], session: Session) -> None:
+    from t5_fsdp.data.tokenization import encode_sources
+    from t5_fsdp.evaluation.generation import GenerationSettings, generate
+
+    layers = parse_layers(
+        argv,
+        command="summarize",
+        description="Write one line of summary for each text, in order.",
+        extra=_EXTRA,
+        positionals_help="Text files, one text each; none: standard input is one text.",
+    )
+    if session.launch.world_size > 1:
+        raise UserError("summarize runs as one process; start it without torchrun")
+    found = find_model(layers, "--checkpoint", layers.own["checkpoint"])
+    config = resolve(layers, found.base)
+    texts = _read_texts(layers.positionals, layers.own["lines"])
+    world = session.enter_world()
+    found.choose(config.evaluation.best_metric)
+    loaded = load_model(found, config, world.device)
+    prefix = config.data.prefix if loaded.prefix is None else loaded.prefix
+    sources = encode_sources(loaded.tokenizer, texts, prefix, config.data.max_source_tokens)
+    cut = sum(len(source) >= config.data.max_source_tokens for source in sources)
+    if cut:
+        session.console.warn(
+            f"{cut} of {len(texts)} texts reach data.max_source_tokens "
+            f"({config.data.max_source_tokens}); what is beyond it was not read"
+        )
+    summaries = generate(
+        loaded.model, loaded.tokenizer, sources, GenerationSettings.of(config.evaluation)
+    )
+    for position in range(len(texts)):
+        print(" ".join(summaries[position].split()), flush=True)
+
+
+def _read_texts(paths: Sequence[str], lines: bool) -> list[str]:
+    try:
+        if paths:
+            texts = [Path(path).read_text(encoding="utf-8") for path in paths]
+        else:
+            texts = [sys.stdin.buffer.read().decode("utf-8")]
+    except OSError as error:
+        raise UserError(f"{error.filename} can't be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"the input is no UTF-8 text ({error.reason}); convert it") from None
+    if lines:
+        texts = [line for text in texts for line in text.splitlines()]
+    if not any(text.strip() for text in texts):
+        raise UserError("the input is empty; give text files, or text on standard input")
+    return texts

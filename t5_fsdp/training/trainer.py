@@ -1,0 +1,310 @@
+"""The training loop: steps, meters, validation, checkpoints, interruptions."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from t5_fsdp.checkpoint.manager import CheckpointManager, RunState, best_steps
+from t5_fsdp.config import (
+    CheckpointConfig,
+    EvaluationConfig,
+    LoggingConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
+from t5_fsdp.console import Console, Progress
+from t5_fsdp.data.batching import StepBatch, StepBatches
+from t5_fsdp.distributed import World
+from t5_fsdp.errors import Preempted
+from t5_fsdp.interruption import Interruption
+from t5_fsdp.model.flops import T5Shape, training_flops
+from t5_fsdp.model.loss import summed_cross_entropy
+from t5_fsdp.parallel.engine import Engine
+from t5_fsdp.seeding import seed_torch
+from t5_fsdp.training.metrics import MetricsFile, Window, write_status
+from t5_fsdp.training.optimizer import learning_rate, set_learning_rate
+
+
+class NonFiniteError(Exception):
+    """The loss or the gradient of a step is not a number; the weights were left as they were."""
+
+
+@dataclass(frozen=True)
+class LoopOptions:
+    """The sections of the configuration that the loop reads."""
+
+    seed: int
+    optimizer: OptimizerConfig
+    schedule: ScheduleConfig
+    train: TrainConfig
+    checkpoint: CheckpointConfig
+    evaluation: EvaluationConfig
+    logging: LoggingConfig
+
+
+@dataclass
+class StepResult:
+    """Figures of one step, the same on every rank."""
+
+    loss_sum: float
+    grad_norm: float
+    stop_requested: bool
+
+
+def total_steps(steps_per_epoch: int, train: TrainConfig) -> int:
+    """Length of the run: epochs or max_steps, whichever comes first."""
+    steps = max(1, math.ceil(steps_per_epoch * train.epochs))
+    return steps if train.max_steps is None else min(steps, train.max_steps)
+
+
+class Trainer:
+    """Trains from `state.step` to the end of the run.
+
+    Args:
+        engine: the sharded model with its weights in place.
+        batches: this rank's share of every step.
+        state: where the run stands; changed as it goes on, saved with each checkpoint.
+        save: writes the checkpoint of `state`, returns its row for metrics.jsonl.
+        validate: loss and ROUGE of the validation subset for a step; None without such a split.
+        peak_flops: of all devices together, FLOP a second, or None where unknown.
+    """
+
+    def __init__(
+        self,
+        options: LoopOptions,
+        *,
+        run_dir: Path,
+        world: World,
+        console: Console,
+        interruption: Interruption,
+        engine: Engine,
+        optimizer: torch.optim.Optimizer,
+        batches: StepBatches,
+        state: RunState,
+        checkpoints: CheckpointManager,
+        save: Callable[[RunState], dict[str, float]],
+        validate: Callable[[int], dict[str, float]] | None,
+        shape: T5Shape,
+        peak_flops: float | None,
+    ) -> None:
+        self._options = options
+        self._run_dir = run_dir
+        self._world, self._console = world, console
+        self._interruption = interruption
+        self._engine, self._optimizer = engine, optimizer
+        self._batches, self._state = batches, state
+        self._checkpoints, self._save, self._validate = checkpoints, save, validate
+        self._shape, self._peak_flops = shape, peak_flops
+        self._window = Window(**state.window)
+        self._metrics = MetricsFile(run_dir / "metrics.jsonl" if world.is_main else None)
+        self._last = total_steps(batches.steps_per_epoch, options.train)
+        self._saved_step = state.step if state.step else None
+        self._board = _TensorBoard(run_dir, world.is_main and options.logging.tensorboard)
+
+    def run(self) -> None:
+        """Train to the last step.
+
+        Raises:
+            Preempted: a signal asked to stop; the checkpoint is written.
+            NonFiniteError: see there.
+            UserError: a checkpoint can't be written.
+        """
+        first = self._state.step + 1
+        self._status("running", "")
+        with (
+            self._interruption.deferred(),
+            self._console.progress(self._last, "training", self._state.step) as progress,
+        ):
+            began = time.perf_counter()
+            for batch in self._batches.iterate(first, self._last):
+                result = self._step(batch)
+                self._window.seconds += time.perf_counter() - began
+                self._after_step(batch, result, progress)
+                if result.stop_requested:
+                    self._stop(batch.step)
+                began = time.perf_counter()
+        self._board.close()
+        self._status("finished", f"trained {self._last} steps")
+
+    def _step(self, batch: StepBatch) -> StepResult:
+        seed_torch(self._options.seed, "dropout", batch.step, self._world.rank)
+        self._engine.model.train()
+        losses = [
+            self._forward_backward(batch, index) for index in range(len(batch.micro_batches))
+        ]
+        norm = float(self._engine.clip_grad_norm(self._options.optimizer.grad_clip_norm))
+        loss_sum, stops = self._world.sum(
+            [math.fsum(float(loss) for loss in losses), float(self._asked_to_stop())]
+        )
+        if not (math.isfinite(loss_sum) and math.isfinite(norm)):
+            raise NonFiniteError(self._describe_non_finite(batch, loss_sum, norm))
+        set_learning_rate(self._optimizer, self._rate(batch.step))
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return StepResult(loss_sum, norm, stops > 0)
+
+    def _forward_backward(self, batch: StepBatch, index: int) -> torch.Tensor:
+        micro = batch.micro_batches[index].to(self._world.device)
+        self._engine.set_last_micro_batch(index == len(batch.micro_batches) - 1)
+        logits = self._engine.model(
+            input_ids=micro.input_ids,
+            attention_mask=micro.attention_mask,
+            decoder_input_ids=micro.decoder_input_ids,
+            use_cache=False,  # recomputation under activation checkpointing fails with a cache
+        ).logits
+        loss = summed_cross_entropy(logits, micro.labels)
+        (loss / batch.target_tokens).backward()
+        return loss.detach()
+
+    def _asked_to_stop(self) -> bool:
+        return self._interruption.requested is not None
+
+    def _rate(self, step: int) -> float:
+        options = self._options
+        return learning_rate(step, self._last, options.optimizer.lr, options.schedule)
+
+    def _describe_non_finite(self, batch: StepBatch, loss_sum: float, norm: float) -> str:
+        last = self._saved_step
+        where = self._checkpoints.path(last) if last else "none yet"
+        rows = ", ".join(map(str, batch.example_indices[:8].tolist()))
+        return (
+            f"step {batch.step}: loss {loss_sum / batch.target_tokens} and gradient norm {norm} "
+            f"are not both finite; the weights were left as they were. Training rows of the step: "
+            f"{rows}{', ...' if len(batch.example_indices) > 8 else ''}. Lower optimizer.lr or "
+            f"look at these rows; last good checkpoint: {where}"
+        )
+
+    def _after_step(self, batch: StepBatch, result: StepResult, progress: Progress) -> None:
+        self._state.step = batch.step
+        self._count(batch, result)
+        ends = batch.step == self._last
+        if batch.step % self._options.logging.every_steps == 0 or ends:
+            self._log(batch, result, progress)
+        progress.advance(1)
+        is_best = self._validate_if_due(batch.step, ends)
+        every = self._options.checkpoint.every_steps
+        due = every is not None and batch.step % every == 0
+        if due or ends or is_best or result.stop_requested:
+            self._checkpoint(batch.step)
+
+    def _count(self, batch: StepBatch, result: StepResult) -> None:
+        window, rows = self._window, len(batch.example_indices)
+        window.steps += 1
+        window.loss_sum += result.loss_sum
+        window.source_tokens += batch.source_tokens
+        window.target_tokens += batch.target_tokens
+        window.padded_tokens += batch.padded_tokens
+        window.flops += training_flops(
+            self._shape, batch.source_tokens // rows, batch.target_tokens // rows, rows
+        )
+
+    def _log(self, batch: StepBatch, result: StepResult, progress: Progress) -> None:
+        memory = 0
+        if self._world.device.type == "cuda":
+            memory = torch.cuda.max_memory_allocated(self._world.device)
+        row: dict[str, Any] = {
+            "epoch": batch.epoch,
+            **self._window.row(),
+            "learning_rate": self._rate(batch.step),
+            "grad_norm": result.grad_norm,
+            "examples_seen": self._examples_seen(batch.step),
+            "peak_memory_bytes": int(self._world.maximum(float(memory or resident_bytes()))),
+            "mfu": self._mfu(),
+        }
+        self._metrics.write("train", batch.step, **row)
+        self._board.add("train", batch.step, row)
+        progress.note(f"loss {row['loss']:.3f}  {row['tokens_per_second']:,.0f} tokens/s")
+        self._window = Window()
+
+    def _mfu(self) -> float | None:
+        if self._peak_flops is None:
+            return None
+        return self._window.flops / self._window.seconds / self._peak_flops
+
+    def _examples_seen(self, step: int) -> int:
+        epochs, place = divmod(step, self._batches.steps_per_epoch)
+        size = self._options.train.global_batch_size
+        return epochs * self._batches.num_examples + place * size
+
+    def _validate_if_due(self, step: int, ends: bool) -> bool:
+        """Validate when it is time; whether this step is a new best that is to be kept."""
+        every = self._options.evaluation.every_steps
+        if self._validate is None or not (ends or (every is not None and step % every == 0)):
+            return False
+        figures = self._validate(step)
+        self._metrics.write("validation", step, **figures)
+        self._board.add("validation", step, figures)
+        self._state.scores[str(step)] = {
+            name: value for name, value in figures.items() if name not in ("examples", "seconds")
+        }
+        self._console.say(
+            f"step {step}: validation loss {figures['loss']:.3f}, ROUGE-1/2/L/Lsum "
+            + " / ".join(f"{100 * figures[n]:.1f}" for n in ("rouge1", "rouge2", "rougeL"))
+            + f" / {100 * figures['rougeLsum']:.1f} on {figures['examples']} examples"
+        )
+        ranked = best_steps(self._state.scores, self._options.evaluation.best_metric, None)
+        return self._options.checkpoint.keep_best > 0 and ranked[:1] == [step]
+
+    def _checkpoint(self, step: int) -> None:
+        self._state.window = self._window.to_json()
+        row = self._save(self._state)
+        self._saved_step = step
+        self._metrics.write("checkpoint", step, **row)
+        self._status("running", "")
+        self._console.say(f"step {step}: checkpoint {self._checkpoints.path(step)}")
+
+    def _stop(self, step: int) -> None:
+        if step == self._last:
+            return
+        self._board.close()
+        self._status("preempted", f"stopped by a signal after step {step}")
+        raise Preempted(f"stopped by a signal after step {step}; the same command goes on from it")
+
+    def _status(self, state: str, message: str) -> None:
+        if self._world.is_main:
+            saved = self._checkpoints.path(self._saved_step) if self._saved_step else None
+            write_status(
+                self._run_dir, state, self._state.step, str(saved) if saved else None, message
+            )
+
+
+def resident_bytes() -> int:
+    """Largest resident memory of this process so far, where the system tells."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return 0
+    import sys
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+class _TensorBoard:
+    """Scalars below run_dir/tensorboard, or nothing."""
+
+    def __init__(self, run_dir: Path, enabled: bool) -> None:
+        self._writer = None
+        if enabled:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(run_dir / "tensorboard"))
+
+    def add(self, kind: str, step: int, row: dict[str, Any]) -> None:
+        if self._writer is None:
+            return
+        for name, value in row.items():
+            if isinstance(value, int | float):
+                self._writer.add_scalar(f"{kind}/{name}", value, step)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()

@@ -27,6 +27,7 @@ help:  ## show this list
 	@echo '             ARGS="pytest options" (test, test-long), PYTHON=/path/to/python3 (setup)'
 
 setup: $(STAMP)  ## only make .venv, with what tests and benchmark need
+	@echo '$(VENV) is ready.'
 
 $(STAMP): requirements.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \

@@ -601,6 +601,14 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    # PyYAML folds these line breaks away unless they stand escaped in double quotes.
+    style = '"' if re.search("[\x85\u2028\u2029\ufeff]", text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)
+
 for _side in (_Loader, _Dumper):
     _side.yaml_implicit_resolvers = {
         first: [(tag, rule) for tag, rule in rules if tag not in (_FLOAT_TAG, _TIMESTAMP_TAG)]

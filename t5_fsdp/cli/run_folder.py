@@ -25,7 +25,9 @@ LOCK_WAIT_SECONDS = 30.0
 _PACKAGES = ("torch", "transformers", "datasets", "tokenizers", "sentencepiece", "rouge-score")
 
 
-def lock_run_dir(run_dir: Path, console: Console, wait_seconds: float = LOCK_WAIT_SECONDS) -> FileLock:
+def lock_run_dir(
+    run_dir: Path, console: Console, wait_seconds: float = LOCK_WAIT_SECONDS
+) -> FileLock:
     """Hold run_dir for this run until the process ends, whatever ends it.
 
     A restart may come while the workers of a killed launcher are still ending, hence the wait.
@@ -167,7 +169,10 @@ def hash_folder(folder: Path) -> str:
 
 
 def write_run_files(
-    run_dir: Path, config_yaml: str, environment: dict[str, Any], audit: dict[str, Any],
+    run_dir: Path,
+    config_yaml: str,
+    environment: dict[str, Any],
+    audit: dict[str, Any],
     tokenizer_dir: Path,
 ) -> None:
     """What the run folder says about the run before its first step."""

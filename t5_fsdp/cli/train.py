@@ -90,7 +90,9 @@ def _check(config: Config, session: Session) -> None:
     check_longest(split, config.train.micro_batch_tokens)
     spec, _ = _spec_and_weights(config, load_tokenizer(str(prepared.tokenizer_directory)))
     count = num_parameters(build_on_meta(spec))
-    session.console.say(f"the configuration is sound: {count:,} parameters, {len(split):,} examples")
+    session.console.say(
+        f"the configuration is sound: {count:,} parameters, {len(split):,} examples"
+    )
 
 
 def _train_prepared(
@@ -390,5 +392,3 @@ def _peak_flops(config: Config, world: World) -> float | None:
 
     peak = peak_flops(_device_name(world), config.parallel.param_dtype)
     return None if peak is None else peak * world.world_size
-
-

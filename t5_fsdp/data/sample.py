@@ -31,8 +31,21 @@ _NUM_STEPS = (3, 3, 3, 4, 4, 4, 4, 5, 5, 6)  # 4 is the most frequent
 # Short articles explain more, so that the documents are of about the same length.
 _REASON_SHARE = {3: 0.9, 4: 0.7, 5: 0.4, 6: 0.2}
 _MIN_DOCUMENT_WORDS = (72, 86)  # drawn for each article; remarks fill it up
-_SMALL_TITLE_WORDS = frozenset(
-    "a an and as at by for from have in it its of off on or out the to up when with without".split()
+_SMALL_TITLE_WORDS = (
+    "a",
+    "an",
+    "and",
+    "at",
+    "by",
+    "for",
+    "from",
+    "in",
+    "of",
+    "off",
+    "on",
+    "the",
+    "to",
+    "with",
 )
 
 _T = TypeVar("_T")
@@ -121,9 +134,7 @@ def _capitalize(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def _new_text(
-    rng: random.Random, topic: Topic, subject: str, seen: set[str]
-) -> tuple[str, str]:
+def _new_text(rng: random.Random, topic: Topic, subject: str, seen: set[str]) -> tuple[str, str]:
     """(document, summary), neither of them in `seen`."""
     while True:
         steps = _choose_steps(rng, topic)

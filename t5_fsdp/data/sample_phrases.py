@@ -44,7 +44,11 @@ class Topic:
 
 
 # Values that several topics share: what a model learns in one of them helps it in the others.
-SHORT_TIMES = ("5 minutes|five minutes", "10 minutes|ten minutes", "15 minutes|a quarter of an hour")
+SHORT_TIMES = (
+    "5 minutes|five minutes",
+    "10 minutes|ten minutes",
+    "15 minutes|a quarter of an hour",
+)
 MIDDLE_TIMES = (
     "15 minutes|a quarter of an hour",
     "20 minutes|twenty minutes",
@@ -114,70 +118,104 @@ _RICE = Topic(
     name="rice",
     titles=("Cook", "Make", "Prepare"),
     title_endings=(
-        ("for one person", "for two people", "for four people", "for a large family",
-         "for hungry children", "for guests"),
-        ("on a gas stove", "on a camping stove", "in a small kitchen", "in a heavy pot",
-         "on a busy evening", "on a small budget", "without much work"),
+        (
+            "for one person",
+            "for two people",
+            "for four people",
+            "for a large family",
+            "for hungry children",
+            "for guests",
+        ),
+        (
+            "on a gas stove",
+            "on a camping stove",
+            "in a small kitchen",
+            "in a heavy pot",
+            "on a busy evening",
+            "on a small budget",
+            "without much work",
+        ),
     ),
     subjects=("brown rice", "white rice", "red rice", "wild rice", "barley"),
     slots={
         "soak": MIDDLE_TIMES,
         "cups": CUPS,
         "fat": FATS,
-        "spice": ("some salt|a pinch of salt", "some garlic|a piece of garlic",
-                  "some ginger|a piece of ginger"),
+        "spice": (
+            "some salt|a pinch of salt",
+            "some garlic|a piece of garlic",
+            "some ginger|a piece of ginger",
+        ),
         "cook": ("20 minutes|twenty minutes", "30 minutes|half an hour"),
         "rest": ("5 minutes|five minutes", "10 minutes|ten minutes"),
     },
     steps=(
         Step(
             "Rinse the {subject} until the water is clear.",
-            ("let cold water run over the {subject} until it is clear",
-             "wash the {subject} under the cold tap until the water is clear"),
+            (
+                "let cold water run over the {subject} until it is clear",
+                "wash the {subject} under the cold tap until the water is clear",
+            ),
             ("dust makes the grains stick together", "the grains are never really clean"),
         ),
         Step(
             "Soak the grains in water for {soak}.",
-            ("leave the grains in a bowl of water for {soak}",
-             "cover the grains with water and let them stand for {soak}"),
+            (
+                "leave the grains in a bowl of water for {soak}",
+                "cover the grains with water and let them stand for {soak}",
+            ),
             ("hard grains need time to get soft", "wet grains cook in less time than dry ones"),
         ),
         Step(
             "Toast the dry grains in hot {fat}.",
-            ("stir the dry grains in hot {fat} until they smell of nuts",
-             "heat some {fat} and let the dry grains turn brown in it"),
+            (
+                "stir the dry grains in hot {fat} until they smell of nuts",
+                "heat some {fat} and let the dry grains turn brown in it",
+            ),
             ("a little color makes all the difference", "hot fat brings out the taste"),
         ),
         Step(
             "Measure {cups} of water for the pot.",
-            ("use a cup and pour {cups} of water into the pot",
-             "fill the pot with {cups} of water and no more"),
+            (
+                "use a cup and pour {cups} of water into the pot",
+                "fill the pot with {cups} of water and no more",
+            ),
             ("too much water makes the grains soft and wet", "each kind needs a different amount"),
         ),
         Step(
             "Add {spice} to the grains in the pot.",
-            ("drop {spice} into the pot while it is still cold",
-             "put {spice} in the pot together with the grains"),
+            (
+                "drop {spice} into the pot while it is still cold",
+                "put {spice} in the pot together with the grains",
+            ),
             ("plain grains have very little taste", "a strong taste needs time to come out"),
         ),
         Step(
             "Cover the pot and simmer for {cook}.",
-            ("put the lid on and let the pot bubble over low heat for {cook}",
-             "turn the heat down, close the lid and wait {cook}"),
+            (
+                "put the lid on and let the pot bubble over low heat for {cook}",
+                "turn the heat down, close the lid and wait {cook}",
+            ),
             ("steam gets out of an open pot", "high heat burns the grains at the bottom"),
             required=True,
         ),
         Step(
             "Let the closed pot rest for {rest}.",
-            ("take the pot off the stove and leave it closed for {rest}",
-             "turn off the stove and give the pot {rest} of rest"),
-            ("the last of the water still has to go somewhere",
-             "the grains at the top are still a little hard"),
+            (
+                "take the pot off the stove and leave it closed for {rest}",
+                "turn off the stove and give the pot {rest} of rest",
+            ),
+            (
+                "the last of the water still has to go somewhere",
+                "the grains at the top are still a little hard",
+            ),
         ),
         Step(
             "Fluff the {subject} with a fork.",
-            ("take a fork and stir the {subject} to let the steam out",
-             "pull a fork through the {subject} until it is light and loose"),
+            (
+                "take a fork and stir the {subject} to let the steam out",
+                "pull a fork through the {subject} until it is light and loose",
+            ),
             ("a spoon is too heavy for soft grains", "the grains at the bottom stick together"),
         ),
     ),
@@ -192,10 +230,22 @@ _SOUP = Topic(
     name="soup",
     titles=("Make soup with", "Cook soup with", "Make a simple soup from"),
     title_endings=(
-        ("for one person", "for two people", "for four people", "for a large family",
-         "for a sick friend", "for guests"),
-        ("on a cold day", "on a busy evening", "in a small kitchen", "on a small budget",
-         "in one pot", "on a camping stove"),
+        (
+            "for one person",
+            "for two people",
+            "for four people",
+            "for a large family",
+            "for a sick friend",
+            "for guests",
+        ),
+        (
+            "on a cold day",
+            "on a busy evening",
+            "in a small kitchen",
+            "on a small budget",
+            "in one pot",
+            "on a camping stove",
+        ),
     ),
     subjects=("carrots", "potatoes", "leeks", "tomatoes", "mushrooms", "peppers"),
     slots={
@@ -209,52 +259,68 @@ _SOUP = Topic(
     steps=(
         Step(
             "Wash the soil off the {subject}.",
-            ("hold the {subject} under the tap and rub the soil off",
-             "clean the {subject} in a big bowl of water until no soil is left"),
+            (
+                "hold the {subject} under the tap and rub the soil off",
+                "clean the {subject} in a big bowl of water until no soil is left",
+            ),
             ("nobody likes soil in a soup", "even clean food has been in many hands"),
         ),
         Step(
             "Cut the {subject} into {cut} with a knife.",
-            ("take a sharp knife and turn the {subject} into {cut}",
-             "use a knife and a board to make {cut} out of the {subject}"),
+            (
+                "take a sharp knife and turn the {subject} into {cut}",
+                "use a knife and a board to make {cut} out of the {subject}",
+            ),
             ("small pieces cook in less time", "big ones take too long to cook"),
         ),
         Step(
             "Fry an onion in hot {fat} until it is brown.",
-            ("let an onion turn brown in a little hot {fat}",
-             "heat some {fat} and stir an onion in it until it is brown"),
+            (
+                "let an onion turn brown in a little hot {fat}",
+                "heat some {fat} and stir an onion in it until it is brown",
+            ),
             ("a good soup needs a good start", "a raw onion is too strong"),
         ),
         Step(
             "Add {cups} of hot stock to the pot.",
-            ("fill up the pot with {cups} of hot stock",
-             "cover the food in the pot with stock, about {cups} in all"),
+            (
+                "fill up the pot with {cups} of hot stock",
+                "cover the food in the pot with stock, about {cups} in all",
+            ),
             ("plain water has very little taste", "a thick soup burns at the bottom"),
         ),
         Step(
             "Simmer the soup for {cook} over low heat.",
-            ("let the soup bubble over low heat for {cook}",
-             "turn the heat down low and give the soup {cook} to get ready"),
+            (
+                "let the soup bubble over low heat for {cook}",
+                "turn the heat down low and give the soup {cook} to get ready",
+            ),
             ("the taste needs time to come out", "hard pieces need time to get soft"),
             required=True,
         ),
         Step(
             "Blend the soup until it has no lumps.",
-            ("use a blender on the soup until no lumps are left",
-             "run the blender until there are no more lumps in the soup"),
+            (
+                "use a blender on the soup until no lumps are left",
+                "run the blender until there are no more lumps in the soup",
+            ),
             ("children do not like lumps", "a fine soup is light and easy to eat"),
         ),
         Step(
             "Stir some {finish} into the soup at the end.",
-            ("take the pot off the stove and mix some {finish} into the soup",
-             "add a spoon of {finish} at the very end and mix well"),
+            (
+                "take the pot off the stove and mix some {finish} into the soup",
+                "add a spoon of {finish} at the very end and mix well",
+            ),
             ("the soup may taste a little plain", "a fresh taste goes away with heat"),
         ),
         Step(
             "Serve the bowls of soup with {side}.",
-            ("bring {side} to the table together with the bowls",
-             "put some {side} next to the bowls of soup"),
-            ("soup alone is not enough for hungry people", "people like to have something hard to eat"),
+            (
+                "bring {side} to the table together with the bowls",
+                "put some {side} next to the bowls of soup",
+            ),
+            ("soup alone is not enough for hungry people", "people want something hard to eat too"),
         ),
     ),
     remarks=(
@@ -268,13 +334,31 @@ _BREAD = Topic(
     name="bread",
     titles=("Bake", "Make", "Bake your own"),
     title_endings=(
-        ("for one person", "for two people", "for a large family", "for guests",
-         "for a school party", "for breakfast"),
-        ("in a small oven", "in a gas oven", "on a rainy day", "on a small budget",
-         "without a machine", "without much work"),
+        (
+            "for one person",
+            "for two people",
+            "for a large family",
+            "for guests",
+            "for a school party",
+            "for breakfast",
+        ),
+        (
+            "in a small oven",
+            "in a gas oven",
+            "on a rainy day",
+            "on a small budget",
+            "without a machine",
+            "without much work",
+        ),
     ),
-    subjects=("white bread", "brown bread", "potato bread", "olive bread", "nut bread",
-              "milk bread"),
+    subjects=(
+        "white bread",
+        "brown bread",
+        "potato bread",
+        "olive bread",
+        "nut bread",
+        "milk bread",
+    ),
     slots={
         "liquid": ("water", "milk"),
         "extra": ("sugar", "honey", "olive oil", "butter"),
@@ -287,52 +371,68 @@ _BREAD = Topic(
     steps=(
         Step(
             "Mix the yeast with a cup of warm {liquid}.",
-            ("stir the yeast into a cup of {liquid} that is warm",
-             "let the yeast wake up in a cup of warm {liquid}"),
+            (
+                "stir the yeast into a cup of {liquid} that is warm",
+                "let the yeast wake up in a cup of warm {liquid}",
+            ),
             ("dry yeast has to wake up first", "cold yeast does no work"),
         ),
         Step(
             "Add {extra} to the flour in a large bowl.",
-            ("put the flour in a large bowl and pour {extra} over it",
-             "mix a big spoon of {extra} with the flour in a bowl"),
+            (
+                "put the flour in a large bowl and pour {extra} over it",
+                "mix a big spoon of {extra} with the flour in a bowl",
+            ),
             ("plain flour has very little taste", "bread without it gets hard in a day"),
         ),
         Step(
             "Knead the dough with your hands for {knead}.",
-            ("press and roll the dough with your hands for {knead}",
-             "push the dough away with your hands and pull it back for {knead}"),
+            (
+                "press and roll the dough with your hands for {knead}",
+                "push the dough away with your hands and pull it back for {knead}",
+            ),
             ("flour and water need time to come together", "lumps do not go away alone"),
             required=True,
         ),
         Step(
             "Let the dough rise for {rise} in a warm place.",
-            ("leave the dough in a warm place for {rise} until it is twice as big",
-             "put the dough in a warm place under a towel and wait {rise}"),
+            (
+                "leave the dough in a warm place for {rise} until it is twice as big",
+                "put the dough in a warm place under a towel and wait {rise}",
+            ),
             ("yeast is slow", "heavy dough makes heavy bread"),
         ),
         Step(
             "Shape the dough into {shape} with your hands.",
-            ("form {shape} from the dough on a clean table",
-             "use your hands to make {shape} out of the dough"),
+            (
+                "form {shape} from the dough on a clean table",
+                "use your hands to make {shape} out of the dough",
+            ),
             ("a good form helps it to get brown on all sides", "it is a pleasure to the eye"),
         ),
         Step(
             "Brush the top of the bread with {glaze}.",
-            ("paint a thin coat of {glaze} over the top of the bread",
-             "take a small brush and put some {glaze} on the top of the bread"),
+            (
+                "paint a thin coat of {glaze} over the top of the bread",
+                "take a small brush and put some {glaze} on the top of the bread",
+            ),
             ("a dry top breaks open", "people like bread that shines"),
         ),
         Step(
             "Bake the {subject} in the oven for {bake}.",
-            ("leave the {subject} in the hot oven for {bake}",
-             "put the {subject} in the oven and take it out after {bake}"),
+            (
+                "leave the {subject} in the hot oven for {bake}",
+                "put the {subject} in the oven and take it out after {bake}",
+            ),
             ("the inside takes longer than the outside", "a pale loaf is still raw inside"),
             required=True,
         ),
         Step(
             "Cool the hot bread on a rack.",
-            ("set the hot bread on a rack until it is no longer warm",
-             "put the bread on a rack where air can get to all sides"),
+            (
+                "set the hot bread on a rack until it is no longer warm",
+                "put the bread on a rack where air can get to all sides",
+            ),
             ("steam makes the bottom wet", "hot bread is hard to cut"),
         ),
     ),
@@ -347,17 +447,29 @@ _PLANTS = Topic(
     name="plants",
     titles=("Grow", "Plant", "Start to grow"),
     title_endings=(
-        ("on a balcony", "by a window", "in a small garden", "on a roof", "behind the house",
-         "at school"),
-        ("for the first time", "in a dry summer", "in a cold spring", "with children",
-         "on a small budget", "without much work"),
+        (
+            "on a balcony",
+            "by a window",
+            "in a small garden",
+            "on a roof",
+            "behind the house",
+            "at school",
+        ),
+        (
+            "for the first time",
+            "in a dry summer",
+            "in a cold spring",
+            "with children",
+            "on a small budget",
+            "without much work",
+        ),
     ),
     subjects=("tomatoes", "peppers", "basil", "mint", "beans", "lettuce"),
     slots={
         "pot": ("clay pot", "wide pot", "deep pot"),
         "soil": ("light soil", "rich soil", "fresh soil"),
         "depth": ("1 inch|one inch", "2 inches|two inches", "3 inches|three inches"),
-        "light": ("full sun|a place with sun all day", "half shade|a place with shade half the day"),
+        "light": ("full sun|a place with sun all day", "shade|a place with no sun all day"),
         "often": HOW_OFTEN,
         "food": ("compost", "plant food", "coffee grounds"),
         "pest": ("snails", "bugs", "worms"),
@@ -366,52 +478,65 @@ _PLANTS = Topic(
     steps=(
         Step(
             "Choose a {pot} with holes at the bottom.",
-            ("get a {pot} that has holes to let the water out",
-             "look for a {pot} that has a few holes at the bottom"),
+            (
+                "get a {pot} that has holes to let the water out",
+                "look for a {pot} that has a few holes at the bottom",
+            ),
             ("roots do not like to stand in water", "rain has to go somewhere"),
         ),
         Step(
             "Fill most of the pot with {soil}.",
-            ("put {soil} in the pot and leave a little room at the top",
-             "pour {soil} in the pot until it is almost full"),
+            (
+                "put {soil} in the pot and leave a little room at the top",
+                "pour {soil} in the pot until it is almost full",
+            ),
             ("roots need air as well as water", "old soil has no food left in it"),
         ),
         Step(
             "Plant each of the seeds {depth} deep.",
-            ("push each of the seeds {depth} down with your finger",
-             "make holes of {depth} and drop the seeds in them"),
+            (
+                "push each of the seeds {depth} down with your finger",
+                "make holes of {depth} and drop the seeds in them",
+            ),
             ("birds eat what they can see", "seeds wake up in the dark"),
             required=True,
         ),
         Step(
             "Let the pot stand in {light}.",
-            ("find {light} where the pot can stand",
-             "carry the pot to {light} and leave it there"),
+            ("find {light} where the pot can stand", "carry the pot to {light} and leave it there"),
             ("leaves need light to stay green", "some plants need more light than others"),
         ),
         Step(
             "Water the {subject} with a can {often}.",
-            ("use a can to give the {subject} a drink {often}",
-             "take a can and let the {subject} drink {often}"),
+            (
+                "use a can to give the {subject} a drink {often}",
+                "take a can and let the {subject} drink {often}",
+            ),
             ("a pot gets dry very fast", "thirsty leaves hang down and turn brown"),
             required=True,
         ),
         Step(
             "Feed the plants with a spoon of {food}.",
-            ("mix a spoon of {food} into the soil for the plants",
-             "let the plants have a spoon of {food} now and then"),
+            (
+                "mix a spoon of {food} into the soil for the plants",
+                "let the plants have a spoon of {food} now and then",
+            ),
             ("a pot holds only a little food", "hungry plants stay small and pale"),
         ),
         Step(
             "Pick all the {pest} off the leaves.",
-            ("look under the leaves and take away all the {pest} you find",
-             "get rid of all {pest} on the leaves with your fingers"),
+            (
+                "look under the leaves and take away all the {pest} you find",
+                "get rid of all {pest} on the leaves with your fingers",
+            ),
             ("one night is enough to lose all leaves", "small animals can be very hungry"),
         ),
         Step(
             "Wait {weeks} to harvest the {subject}.",
-            ("wait {weeks} before you cut and eat the {subject}",
-             "let {weeks} go by and then cut the first {subject}"),
+            (
+                "wait {weeks} before you cut and eat the {subject}",
+                "let {weeks} go by and then cut the first {subject}",
+            ),
             ("small plants have very little taste", "good things take time"),
         ),
     ),
@@ -426,10 +551,22 @@ _BIKE = Topic(
     name="bike",
     titles=("Take care of your", "Clean and check your", "Look after your"),
     title_endings=(
-        ("at home", "in a small yard", "on the road", "without a shop", "with your child",
-         "with simple tools"),
-        ("in winter", "in spring", "after a long ride", "before a long ride", "after rain",
-         "on a small budget"),
+        (
+            "at home",
+            "in a small yard",
+            "on the road",
+            "without a shop",
+            "with your child",
+            "with simple tools",
+        ),
+        (
+            "in winter",
+            "in spring",
+            "after a long ride",
+            "before a long ride",
+            "after rain",
+            "on a small budget",
+        ),
     ),
     subjects=("road bike", "mountain bike", "city bike", "old bike", "school bike"),
     slots={
@@ -444,51 +581,61 @@ _BIKE = Topic(
     steps=(
         Step(
             "Turn the {subject} upside down.",
-            ("set the {subject} on its seat with the wheels in the air",
-             "stand the {subject} on its head so that the wheels are free"),
+            (
+                "set the {subject} on its seat with the wheels in the air",
+                "stand the {subject} on its head so that the wheels are free",
+            ),
             ("wheels turn best in the air", "it is hard to work on your knees"),
         ),
         Step(
             "Clean the dirt off the chain with {brush}.",
-            ("rub the dirt off the chain with {brush}",
-             "take {brush} and go over the chain until the dirt is off"),
+            (
+                "rub the dirt off the chain with {brush}",
+                "take {brush} and go over the chain until the dirt is off",
+            ),
             ("dirt makes a chain slow and loud", "sand eats into the metal"),
             required=True,
         ),
         Step(
             "Wipe the frame with {cloth} until it shines.",
-            ("go over the frame from front to back with {cloth}",
-             "take {cloth} and rub the frame until it shines"),
+            (
+                "go over the frame from front to back with {cloth}",
+                "take {cloth} and rub the frame until it shines",
+            ),
             ("salt and mud eat into the paint", "cracks hide under the mud"),
         ),
         Step(
             "Put a few drops of {oil} on the chain.",
-            ("let a few drops of {oil} fall on the chain while it turns",
-             "give the chain some {oil}, one drop at a time"),
+            (
+                "let a few drops of {oil} fall on the chain while it turns",
+                "give the chain some {oil}, one drop at a time",
+            ),
             ("dry metal makes a lot of noise", "rust comes with the first rain"),
         ),
         Step(
             "Check all sides of the tires for {damage}.",
-            ("look at the tires from all sides to find {damage}",
-             "use your fingers to find {damage} on all sides of the tires"),
+            (
+                "look at the tires from all sides to find {damage}",
+                "use your fingers to find {damage} on all sides of the tires",
+            ),
             ("a small thing can stop a long ride", "nobody likes to walk home"),
         ),
         Step(
             "Pump more air in the tires {often}.",
-            ("put more air in the tires {often}",
-             "take the pump and make the tires hard {often}"),
+            ("put more air in the tires {often}", "take the pump and make the tires hard {often}"),
             ("some air gets out every day", "soft tires make you slow"),
         ),
         Step(
             "Test both of the brakes {place}.",
-            ("ride slowly {place} and pull both brakes",
-             "try the brakes at low speed {place}"),
+            ("ride slowly {place} and pull both brakes", "try the brakes at low speed {place}"),
             ("bad brakes can hurt you", "it is better to know before you go down a hill"),
         ),
         Step(
             "Tighten all of the loose bolts with {tool}.",
-            ("turn all loose bolts with {tool} until they are tight",
-             "take {tool} and make sure that no bolts are loose"),
+            (
+                "turn all loose bolts with {tool} until they are tight",
+                "take {tool} and make sure that no bolts are loose",
+            ),
             ("a bad road shakes things loose", "loose bolts make a lot of noise"),
         ),
     ),
@@ -503,10 +650,22 @@ _CLEANING = Topic(
     name="cleaning",
     titles=("Clean your", "Wash your", "Get the dirt off your"),
     title_endings=(
-        ("with simple things", "with what you have at home", "without strong smells",
-         "without hard work", "with your children", "on a small budget"),
-        ("before guests come", "after a party", "on a rainy day", "in spring", "in a rush",
-         "when you move out"),
+        (
+            "with simple things",
+            "with what you have at home",
+            "without strong smells",
+            "without hard work",
+            "with your children",
+            "on a small budget",
+        ),
+        (
+            "before guests come",
+            "after a party",
+            "on a rainy day",
+            "in spring",
+            "in a rush",
+            "when you move out",
+        ),
     ),
     subjects=("oven", "sink", "bathtub", "fridge", "shower", "stove"),
     slots={
@@ -514,8 +673,10 @@ _CLEANING = Topic(
         "brush": BRUSHES,
         "cleaner": CLEANERS,
         "wait": MIDDLE_TIMES,
-        "sponge": ("a rough sponge|a sponge with a rough side",
-                   "a soft sponge|a sponge with a soft side"),
+        "sponge": (
+            "a rough sponge|a sponge with a rough side",
+            "a soft sponge|a sponge with a soft side",
+        ),
         "water": TAP_WATER,
         "cloth": CLOTHS,
         "often": HOW_OFTEN,
@@ -523,51 +684,64 @@ _CLEANING = Topic(
     steps=(
         Step(
             "Protect your hands with {gloves}.",
-            ("keep your hands clean in {gloves}",
-             "put your hands in {gloves} until you are done"),
+            ("keep your hands clean in {gloves}", "put your hands in {gloves} until you are done"),
             ("strong soap is bad for your skin", "your skin does not like hard work"),
         ),
         Step(
             "Remove all of the loose dirt with {brush}.",
-            ("take {brush} and get rid of the dirt that is loose",
-             "use {brush} on the dirt that comes off by itself"),
+            (
+                "take {brush} and get rid of the dirt that is loose",
+                "use {brush} on the dirt that comes off by itself",
+            ),
             ("dry dirt is easy to move", "water turns dust into mud"),
         ),
         Step(
             "Mix a cup of {cleaner} with the water.",
-            ("pour a cup of {cleaner} in a big bowl of water",
-             "stir a cup of {cleaner} into the water"),
+            (
+                "pour a cup of {cleaner} in a big bowl of water",
+                "stir a cup of {cleaner} into the water",
+            ),
             ("water alone is not enough", "fat and water do not like each other"),
         ),
         Step(
             "Spray the {subject} and let it rest for {wait}.",
-            ("wet all of the {subject} from a bottle and leave it for {wait}",
-             "use a spray bottle on the {subject} and let it be for {wait}"),
+            (
+                "wet all of the {subject} from a bottle and leave it for {wait}",
+                "use a spray bottle on the {subject} and let it be for {wait}",
+            ),
             ("old dirt needs time to get soft", "time does half of the work"),
         ),
         Step(
             "Scrub the {subject} in circles with {sponge}.",
-            ("rub the {subject} in small circles with {sponge}",
-             "take {sponge} and go over the {subject} in circles from top to bottom"),
+            (
+                "rub the {subject} in small circles with {sponge}",
+                "take {sponge} and go over the {subject} in circles from top to bottom",
+            ),
             ("some spots are hard to get off", "fat sticks to everything"),
             required=True,
         ),
         Step(
             "Rinse the soap off the {subject} with {water}.",
-            ("wash away all the soap that is left in the {subject} with {water}",
-             "let {water} run over the {subject} until the soap is off"),
+            (
+                "wash away all the soap that is left in the {subject} with {water}",
+                "let {water} run over the {subject} until the soap is off",
+            ),
             ("soap leaves white spots", "old soap begins to smell"),
         ),
         Step(
             "Dry the {subject} with {cloth} until it shines.",
-            ("rub the {subject} with {cloth} until it is free of drops",
-             "take {cloth} and go over the {subject} until it shines"),
+            (
+                "rub the {subject} with {cloth} until it is free of drops",
+                "take {cloth} and go over the {subject} until it shines",
+            ),
             ("drops leave spots", "rust comes with the first drops"),
         ),
         Step(
             "Come back to clean the {subject} {often}.",
-            ("do the same to the {subject} {often}",
-             "do it again and give the {subject} a good wash {often}"),
+            (
+                "do the same to the {subject} {often}",
+                "do it again and give the {subject} a good wash {often}",
+            ),
             ("dirt never stays away for long", "fresh dirt is easy to get off"),
         ),
     ),
@@ -582,10 +756,22 @@ _STUDY = Topic(
     name="study",
     titles=("Study for your next test in", "Prepare for an exam in", "Learn more in"),
     title_endings=(
-        ("at school", "at home", "on your own", "with friends", "with a baby in the house",
-         "in a loud home"),
-        ("in a short time", "in one week", "after a bad grade", "for the first time",
-         "without fear", "on a busy day"),
+        (
+            "at school",
+            "at home",
+            "on your own",
+            "with friends",
+            "with a baby in the house",
+            "in a loud home",
+        ),
+        (
+            "in a short time",
+            "in one week",
+            "after a bad grade",
+            "for the first time",
+            "without fear",
+            "on a busy day",
+        ),
     ),
     subjects=("history", "math", "music", "English", "art", "science"),
     slots={
@@ -601,51 +787,67 @@ _STUDY = Topic(
     steps=(
         Step(
             "Plan what you will learn in the next {span}.",
-            ("write down what you will do in the next {span}",
-             "decide what you want to do in the next {span}"),
+            (
+                "write down what you will do in the next {span}",
+                "decide what you want to do in the next {span}",
+            ),
             ("it is easy to forget the time", "big things are easier in small pieces"),
         ),
         Step(
             "Study your books in {place}.",
-            ("take your books and sit down in {place}",
-             "go to {place} with your books when you want to learn"),
+            (
+                "take your books and sit down in {place}",
+                "go to {place} with your books when you want to learn",
+            ),
             ("it is hard to think in a loud home", "it is easy to learn without noise"),
         ),
         Step(
             "Turn off the {device} while you learn.",
-            ("keep your {device} silent until you are done",
-             "make sure that the {device} is off while you learn"),
+            (
+                "keep your {device} silent until you are done",
+                "make sure that the {device} is off while you learn",
+            ),
             ("it is hard to think with noise", "news can wait"),
         ),
         Step(
             "Read all of your {subject} notes {times}.",
-            ("go through all your notes for {subject} {times}",
-             "open your {subject} book and go over the notes {times}"),
+            (
+                "go through all your notes for {subject} {times}",
+                "open your {subject} book and go over the notes {times}",
+            ),
             ("nobody can remember it all at once", "the most important things are in there"),
             required=True,
         ),
         Step(
             "Write the most important facts on {paper}.",
-            ("put the facts that are most important on {paper}",
-             "take {paper} and note the important facts you often forget"),
+            (
+                "put the facts that are most important on {paper}",
+                "take {paper} and note the important facts you often forget",
+            ),
             ("your hand helps your head", "a thick book is too much to carry"),
         ),
         Step(
             "Take a break from work after {session}.",
-            ("stand up and rest after you work for {session}",
-             "work for {session} and then go for a walk"),
+            (
+                "stand up and rest after you work for {session}",
+                "work for {session} and then go for a walk",
+            ),
             ("a tired head learns nothing", "your eyes need rest too"),
         ),
         Step(
             "Practice some old questions with {partner}.",
-            ("ask {partner} to sit down with you and go over old questions",
-             "go over some questions of last year together with {partner}"),
+            (
+                "ask {partner} to sit down with you and go over old questions",
+                "go over some questions of last year together with {partner}",
+            ),
             ("it is easier to learn with others", "you only know what you can tell others"),
         ),
         Step(
             "Sleep for {hours} before the test.",
-            ("go to bed early and get {hours} of rest on the last night",
-             "be in bed for {hours} on the night before the big day"),
+            (
+                "go to bed early and get {hours} of rest on the last night",
+                "be in bed for {hours} on the night before the big day",
+            ),
             ("your head goes on to learn in bed", "tired people make mistakes"),
         ),
     ),
@@ -660,10 +862,22 @@ _PETS = Topic(
     name="pets",
     titles=("Take care of your", "Look after your", "Be a good friend to your"),
     title_endings=(
-        ("in a small home", "in a house with children", "in the city", "on a small budget",
-         "on your own", "with your children"),
-        ("for the first time", "in winter", "in a hot summer", "in its first week",
-         "when you work all day", "on rainy days"),
+        (
+            "in a small home",
+            "in a house with children",
+            "in the city",
+            "on a small budget",
+            "on your own",
+            "with your children",
+        ),
+        (
+            "for the first time",
+            "in winter",
+            "in a hot summer",
+            "in its first week",
+            "when you work all day",
+            "on rainy days",
+        ),
     ),
     subjects=("rabbit", "cat", "dog", "puppy", "kitten"),
     slots={
@@ -679,51 +893,64 @@ _PETS = Topic(
     steps=(
         Step(
             "Make a soft place to sleep in {corner}.",
-            ("find {corner} and put a few towels there to sleep on",
-             "put some old clothes in {corner} as a place to sleep"),
+            (
+                "find {corner} and put a few towels there to sleep on",
+                "put some old clothes in {corner} as a place to sleep",
+            ),
             ("a new home brings fear", "the floor is cold and hard"),
         ),
         Step(
             "Give food to the {subject} {often}.",
-            ("bring the {subject} a bowl of food {often}",
-             "fill the bowl of the {subject} with food {often}"),
+            (
+                "bring the {subject} a bowl of food {often}",
+                "fill the bowl of the {subject} with food {often}",
+            ),
             ("animals like to know when food will come", "a hungry animal is loud"),
             required=True,
         ),
         Step(
             "Offer clean water to drink in {bowl}.",
-            ("pour clean water to drink in {bowl}",
-             "keep {bowl} full of water that is clean"),
+            ("pour clean water to drink in {bowl}", "keep {bowl} full of water that is clean"),
             ("a warm room makes animals thirsty", "animals drink more than you think"),
         ),
         Step(
             "Brush the hair on its back with {brush}.",
-            ("go through the hair on its back with {brush}",
-             "take {brush} and get the loose hair off its back"),
+            (
+                "go through the hair on its back with {brush}",
+                "take {brush} and get the loose hair off its back",
+            ),
             ("loose hair gets on your clothes", "long hair sticks together"),
         ),
         Step(
             "Play games with the {subject} for {play}.",
-            ("roll a ball to the {subject} and have fun for {play}",
-             "give the {subject} {play} of games and fun"),
+            (
+                "roll a ball to the {subject} and have fun for {play}",
+                "give the {subject} {play} of games and fun",
+            ),
             ("animals get fat when they only eat", "nobody likes to be alone all day"),
         ),
         Step(
             "Trim the tips of its claws with {clippers}.",
-            ("make the tips of its claws smaller with {clippers}",
-             "take {clippers} and cut the tips of its claws"),
+            (
+                "make the tips of its claws smaller with {clippers}",
+                "take {clippers} and cut the tips of its claws",
+            ),
             ("sharp claws leave marks on the floor", "long claws break and hurt"),
         ),
         Step(
             "Take the {subject} to the vet {season}.",
-            ("let the vet have a look at the {subject} {season}",
-             "bring the {subject} to the vet {season}"),
+            (
+                "let the vet have a look at the {subject} {season}",
+                "bring the {subject} to the vet {season}",
+            ),
             ("animals hide it when they hurt", "it is better to find things early"),
         ),
         Step(
             "Reward it with {treat} when it is good.",
-            ("have {treat} ready when it does what you ask",
-             "give it {treat} when it has been good"),
+            (
+                "have {treat} ready when it does what you ask",
+                "give it {treat} when it has been good",
+            ),
             ("animals remember what is good for them", "a loud voice only brings fear"),
         ),
     ),
@@ -738,13 +965,31 @@ _PAINTING = Topic(
     name="painting",
     titles=("Paint your", "Give new color to your", "Put fresh paint on your"),
     title_endings=(
-        ("on your own", "with a friend", "with your children", "with simple tools",
-         "without much mess", "without hard work"),
-        ("in one day", "in summer", "on a small budget", "for the first time",
-         "before you move in", "in a small home"),
+        (
+            "on your own",
+            "with a friend",
+            "with your children",
+            "with simple tools",
+            "without much mess",
+            "without hard work",
+        ),
+        (
+            "in one day",
+            "in summer",
+            "on a small budget",
+            "for the first time",
+            "before you move in",
+            "in a small home",
+        ),
     ),
-    subjects=("wooden door", "garden fence", "old chair", "kitchen wall", "wooden table",
-              "bedroom wall"),
+    subjects=(
+        "wooden door",
+        "garden fence",
+        "old chair",
+        "kitchen wall",
+        "wooden table",
+        "bedroom wall",
+    ),
     slots={
         "sheet": ("old sheets", "old paper", "old towels"),
         "cleaner": CLEANERS,
@@ -758,51 +1003,64 @@ _PAINTING = Topic(
     steps=(
         Step(
             "Cover the floor around you with {sheet}.",
-            ("put {sheet} on the floor all around you",
-             "keep the floor clean with a few {sheet}"),
+            ("put {sheet} on the floor all around you", "keep the floor clean with a few {sheet}"),
             ("drops fall where you want no paint", "it is hard to get spots off the floor"),
         ),
         Step(
             "Wash the dirt off the {subject} with {cleaner}.",
-            ("clean the {subject} with water and {cleaner} until the dirt is off",
-             "take some {cleaner} and get the dirt off the {subject}"),
+            (
+                "clean the {subject} with water and {cleaner} until the dirt is off",
+                "take some {cleaner} and get the dirt off the {subject}",
+            ),
             ("paint does not stick to dirt", "fat and dust show through the paint"),
         ),
         Step(
             "Fill all of the holes with {filler}.",
-            ("press some {filler} in all the holes you find",
-             "close all cracks and holes with a little {filler}"),
+            (
+                "press some {filler} in all the holes you find",
+                "close all cracks and holes with a little {filler}",
+            ),
             ("paint does not hide everything", "old nails leave their marks"),
         ),
         Step(
             "Sand the {subject} with {paper} until it is smooth.",
-            ("rub the {subject} with {paper} until it is smooth",
-             "go over the {subject} with {paper} until the old paint is smooth"),
+            (
+                "rub the {subject} with {paper} until it is smooth",
+                "go over the {subject} with {paper} until the old paint is smooth",
+            ),
             ("old paint is never really smooth", "paint likes to have something to hold on to"),
         ),
         Step(
             "Cover all of the edges with {tape}.",
-            ("put {tape} on all the edges that should stay clean",
-             "press {tape} on the edges where you want no paint"),
+            (
+                "put {tape} on all the edges that should stay clean",
+                "press {tape} on the edges where you want no paint",
+            ),
             ("no hand is steady all day", "clean edges are a pleasure to the eye"),
         ),
         Step(
             "Paint a thin coat on the {subject} with {brush}.",
-            ("use {brush} to put a thin coat on the {subject}",
-             "take {brush} and bring a thin coat of color on the {subject}"),
+            (
+                "use {brush} to put a thin coat on the {subject}",
+                "take {brush} and bring a thin coat of color on the {subject}",
+            ),
             ("thick paint takes too long to dry", "a thin coat lasts longer"),
             required=True,
         ),
         Step(
             "Let the wet paint dry for {dry}.",
-            ("keep your fingers off the wet paint for {dry}",
-             "leave the paint alone for {dry} until it is hard"),
+            (
+                "keep your fingers off the wet paint for {dry}",
+                "leave the paint alone for {dry} until it is hard",
+            ),
             ("fresh paint takes every mark", "children and dogs like wet paint"),
         ),
         Step(
             "Add a second coat of {color} on top.",
-            ("go over everything with a new coat of {color}",
-             "put more {color} on top of the first coat"),
+            (
+                "go over everything with a new coat of {color}",
+                "put more {color} on top of the first coat",
+            ),
             ("the old color may still show", "one coat is too thin to last"),
         ),
     ),
@@ -817,16 +1075,31 @@ _CAMPING = Topic(
     name="camping",
     titles=("Pack for a trip to", "Get ready to camp in", "Prepare for a week in"),
     title_endings=(
-        ("with your children", "with friends", "with your dog", "on your own",
-         "with an old car", "with a small bag"),
-        ("in summer", "in fall", "in spring", "for the first time", "on a small budget",
-         "in one day"),
+        (
+            "with your children",
+            "with friends",
+            "with your dog",
+            "on your own",
+            "with an old car",
+            "with a small bag",
+        ),
+        (
+            "in summer",
+            "in fall",
+            "in spring",
+            "for the first time",
+            "on a small budget",
+            "in one day",
+        ),
     ),
     subjects=("the mountains", "the forest", "the desert", "the valley", "the hills"),
     slots={
         "medium": ("on paper", "on your phone", "on a card"),
-        "tent": ("light tent|tent that is not heavy", "large tent|tent with a lot of room",
-                 "strong tent|tent that does not break in the wind"),
+        "tent": (
+            "light tent|tent that is not heavy",
+            "large tent|tent with a lot of room",
+            "strong tent|tent that does not break in the wind",
+        ),
         "clothes": ("shirts", "socks", "towels"),
         "food": ("dry fruit", "nuts", "oats", "beans"),
         "liters": ("2 liters|two liters", "3 liters|three liters", "4 liters|four liters"),
@@ -836,51 +1109,64 @@ _CAMPING = Topic(
     steps=(
         Step(
             "Check the wind and rain in {subject}.",
-            ("find out if there will be wind and rain in {subject}",
-             "read the news about wind and rain in {subject}"),
+            (
+                "find out if there will be wind and rain in {subject}",
+                "read the news about wind and rain in {subject}",
+            ),
             ("the sky can change in an hour", "a wet night is no fun"),
         ),
         Step(
             "Write down all the things you need {medium}.",
-            ("note all the things you will need {medium}",
-             "make a list of the things you need {medium}"),
+            (
+                "note all the things you will need {medium}",
+                "make a list of the things you need {medium}",
+            ),
             ("it is easy to forget something", "your head is full of other things"),
         ),
         Step(
             "Bring a {tent} to sleep in.",
-            ("take a {tent} to sleep in",
-             "look for a {tent} you like to sleep in"),
+            ("take a {tent} to sleep in", "look for a {tent} you like to sleep in"),
             ("a good night is half of the fun", "a bad tent breaks on the first night"),
             required=True,
         ),
         Step(
             "Roll up your {clothes} to make them small.",
-            ("make small rolls out of your {clothes}",
-             "turn your {clothes} into rolls to make them small"),
+            (
+                "make small rolls out of your {clothes}",
+                "turn your {clothes} into rolls to make them small",
+            ),
             ("there is never enough room in a bag", "big things take up too much room"),
         ),
         Step(
             "Pack some bags of {food} to eat.",
-            ("put some bags of {food} with the things you want to eat",
-             "buy some bags of {food} so that nobody goes hungry"),
+            (
+                "put some bags of {food} with the things you want to eat",
+                "buy some bags of {food} so that nobody goes hungry",
+            ),
             ("fresh food goes bad in the heat", "there is no shop out there"),
         ),
         Step(
             "Carry {liters} of water in your bottles.",
-            ("fill your bottles with {liters} of water",
-             "have {liters} of water with you in bottles"),
+            (
+                "fill your bottles with {liters} of water",
+                "have {liters} of water with you in bottles",
+            ),
             ("a long walk makes you thirsty", "you may not find clean water"),
         ),
         Step(
             "Keep a {lamp} at the top of your bag.",
-            ("put a {lamp} in your bag where you can find it in the dark",
-             "leave a {lamp} on top of everything in your bag"),
+            (
+                "put a {lamp} in your bag where you can find it in the dark",
+                "leave a {lamp} on top of everything in your bag",
+            ),
             ("it gets very dark at night", "nobody wants to look for things at night"),
         ),
         Step(
             "Tell {contact} where you want to go.",
-            ("let {contact} know where you go and when you come back",
-             "talk to {contact} about the way you want to go"),
+            (
+                "let {contact} know where you go and when you come back",
+                "talk to {contact} about the way you want to go",
+            ),
             ("someone should know where you are", "your phone may not work out there"),
         ),
     ),
@@ -895,13 +1181,31 @@ _LAUNDRY = Topic(
     name="laundry",
     titles=("Wash your", "Take care of your", "Clean your"),
     title_endings=(
-        ("at home", "by hand", "without a machine", "in a small home", "on a trip",
-         "on a small budget"),
-        ("in winter", "in summer", "for the first time", "after a party", "after a long trip",
-         "in a rush"),
+        (
+            "at home",
+            "by hand",
+            "without a machine",
+            "in a small home",
+            "on a trip",
+            "on a small budget",
+        ),
+        (
+            "in winter",
+            "in summer",
+            "for the first time",
+            "after a party",
+            "after a long trip",
+            "in a rush",
+        ),
     ),
-    subjects=("wool sweater", "silk shirt", "cotton dress", "winter coat", "school shirt",
-              "wool coat"),
+    subjects=(
+        "wool sweater",
+        "silk shirt",
+        "cotton dress",
+        "winter coat",
+        "school shirt",
+        "wool coat",
+    ),
     slots={
         "cleaner": CLEANERS,
         "water": TAP_WATER,
@@ -913,51 +1217,67 @@ _LAUNDRY = Topic(
     steps=(
         Step(
             "Read what the label in the {subject} says.",
-            ("look for the small label inside the {subject} and see what it says",
-             "find out what the label in the {subject} asks for"),
+            (
+                "look for the small label inside the {subject} and see what it says",
+                "find out what the label in the {subject} asks for",
+            ),
             ("some things should never get wet", "each kind of cloth is different"),
         ),
         Step(
             "Treat the stains with a drop of {cleaner}.",
-            ("put a drop of {cleaner} on the stains and wait a little",
-             "rub a drop of {cleaner} on all the stains you can see"),
+            (
+                "put a drop of {cleaner} on the stains and wait a little",
+                "rub a drop of {cleaner} on all the stains you can see",
+            ),
             ("old spots are hard to get off", "soap alone may not be enough"),
         ),
         Step(
             "Turn the {subject} inside out.",
-            ("pull the inside of the {subject} to the outside",
-             "make sure that the inside of the {subject} looks out"),
+            (
+                "pull the inside of the {subject} to the outside",
+                "make sure that the inside of the {subject} looks out",
+            ),
             ("the color fades on the outside", "most of the dirt comes from your skin"),
         ),
         Step(
             "Fill half of a tub with {water}.",
-            ("let {water} run until the tub is half full",
-             "pour {water} in a tub until you have half of it full"),
+            (
+                "let {water} run until the tub is half full",
+                "pour {water} in a tub until you have half of it full",
+            ),
             ("hot water makes things smaller", "cloth needs room to move"),
         ),
         Step(
             "Wash the {subject} by hand with {soap}.",
-            ("move the {subject} up and down with a little {soap}",
-             "use {soap} and press the {subject} with your hand"),
+            (
+                "move the {subject} up and down with a little {soap}",
+                "use {soap} and press the {subject} with your hand",
+            ),
             ("strong soap is bad for fine cloth", "a machine may pull too hard"),
             required=True,
         ),
         Step(
             "Rinse the {subject} in fresh water {times}.",
-            ("take fresh water for the {subject} {times}",
-             "get the soap out of the {subject} with fresh water {times}"),
+            (
+                "take fresh water for the {subject} {times}",
+                "get the soap out of the {subject} with fresh water {times}",
+            ),
             ("old soap begins to smell", "soap leaves white spots"),
         ),
         Step(
             "Roll the wet {subject} in {towel}.",
-            ("put {towel} around the {subject} and press the water out",
-             "use {towel} to take the water out of the {subject}"),
+            (
+                "put {towel} around the {subject} and press the water out",
+                "use {towel} to take the water out of the {subject}",
+            ),
             ("wet cloth is heavy and can lose its form", "it takes days to dry by itself"),
         ),
         Step(
             "Dry the wet {subject} {place}.",
-            ("leave the {subject} {place} until it is no longer wet",
-             "find room for the wet {subject} {place}"),
+            (
+                "leave the {subject} {place} until it is no longer wet",
+                "find room for the wet {subject} {place}",
+            ),
             ("strong heat makes things smaller", "the sun takes the color away"),
         ),
     ),
@@ -972,16 +1292,29 @@ _SPEECH = Topic(
     name="speech",
     titles=("Give a speech at", "Prepare a speech for", "Say a few words at"),
     title_endings=(
-        ("in a short time", "in a loud room", "in a large room", "without fear",
-         "with a smile", "with a friend"),
-        ("for the first time", "in one week", "on a busy day", "when you are shy",
-         "when you are tired", "when nobody helps you"),
+        (
+            "in a short time",
+            "in a loud room",
+            "in a large room",
+            "without fear",
+            "with a smile",
+            "with a friend",
+        ),
+        (
+            "for the first time",
+            "in one week",
+            "on a busy day",
+            "when you are shy",
+            "when you are tired",
+            "when nobody helps you",
+        ),
     ),
-    subjects=("the wedding", "the party", "the meeting", "the school", "the dinner",
-              "the club"),
+    subjects=("the wedding", "the party", "the meeting", "the school", "the dinner", "the club"),
     slots={
-        "points": ("2 main points|two things that matter most",
-                   "3 main points|three things that matter most"),
+        "points": (
+            "2 main points|two things that matter most",
+            "3 main points|three things that matter most",
+        ),
         "paper": ("small cards", "blue paper", "one page"),
         "opening": ("a joke", "a short story", "a question"),
         "listener": ("a mirror", "a friend", "your sister", "your dog"),
@@ -992,51 +1325,64 @@ _SPEECH = Topic(
     steps=(
         Step(
             "Find out who will be at {subject}.",
-            ("ask what kind of people will come to {subject}",
-             "learn a little about the people who will be at {subject}"),
+            (
+                "ask what kind of people will come to {subject}",
+                "learn a little about the people who will be at {subject}",
+            ),
             ("children and old people like different things", "each party is different"),
         ),
         Step(
             "Choose {points} and forget the rest.",
-            ("decide on {points} and leave out the rest",
-             "look for {points} and forget about the others"),
+            (
+                "decide on {points} and leave out the rest",
+                "look for {points} and forget about the others",
+            ),
             ("nobody can remember a long list", "too much makes people tired"),
         ),
         Step(
             "Write what you want to say on {paper}.",
-            ("put all you want to say on {paper}",
-             "take {paper} and note your own words there"),
+            ("put all you want to say on {paper}", "take {paper} and note your own words there"),
             ("it is easy to forget something", "your head may be empty when you stand there"),
         ),
         Step(
             "Begin with {opening} as your first words.",
-            ("have {opening} ready as your very first words",
-             "make people listen with {opening} at the start"),
+            (
+                "have {opening} ready as your very first words",
+                "make people listen with {opening} at the start",
+            ),
             ("people decide very fast if they like you", "a slow start makes people tired"),
         ),
         Step(
             "Practice in front of {listener} at home.",
-            ("go over your words at home while {listener} looks at you",
-             "stand up and say it all to {listener} first"),
+            (
+                "go over your words at home while {listener} looks at you",
+                "stand up and say it all to {listener} first",
+            ),
             ("the first try is never good", "words sound different when you say them"),
             required=True,
         ),
         Step(
             "Look at {people} while you talk.",
-            ("keep your eyes on {people} while you talk",
-             "turn your face to {people} when you talk"),
+            (
+                "keep your eyes on {people} while you talk",
+                "turn your face to {people} when you talk",
+            ),
             ("people like to know that you see them", "your voice goes where your eyes go"),
         ),
         Step(
             "Pause for {seconds} from time to time.",
-            ("stop and say nothing for {seconds} from time to time",
-             "take a rest for {seconds} now and then"),
+            (
+                "stop and say nothing for {seconds} from time to time",
+                "take a rest for {seconds} now and then",
+            ),
             ("people need time to think", "fear makes you talk too fast"),
         ),
         Step(
             "Finish what you have to say in {length}.",
-            ("come to an end with what you want to say in {length}",
-             "make sure to say all that you have to say in {length}"),
+            (
+                "come to an end with what you want to say in {length}",
+                "make sure to say all that you have to say in {length}",
+            ),
             ("people want to eat and talk", "a short talk is a good talk"),
         ),
     ),
@@ -1051,17 +1397,32 @@ _PHOTOS = Topic(
     name="photos",
     titles=("Take pictures of", "Take better pictures of", "Get good pictures of"),
     title_endings=(
-        ("with your phone", "with an old camera", "with a small camera", "in your garden",
-         "in the city", "on a trip"),
-        ("in winter", "in summer", "for the first time", "on a rainy day", "on a small budget",
-         "with your children"),
+        (
+            "with your phone",
+            "with an old camera",
+            "with a small camera",
+            "in your garden",
+            "in the city",
+            "on a trip",
+        ),
+        (
+            "in winter",
+            "in summer",
+            "for the first time",
+            "on a rainy day",
+            "on a small budget",
+            "with your children",
+        ),
     ),
     subjects=("birds", "flowers", "dogs", "horses", "houses", "boats"),
     slots={
         "device": ("camera", "phone", "battery"),
         "cloth": CLOTHS,
-        "light": ("at sunrise|when the sun comes up", "at sunset|when the sun goes down",
-                  "at noon|when the sun is high"),
+        "light": (
+            "at sunrise|when the sun comes up",
+            "at sunset|when the sun goes down",
+            "at noon|when the sun is high",
+        ),
         "meters": ("2 meters|two meters", "3 meters|three meters", "10 meters|ten meters"),
         "support": ("a wall", "a rock", "your knees"),
         "frame": ("some sky", "some grass", "a tree"),
@@ -1071,51 +1432,64 @@ _PHOTOS = Topic(
     steps=(
         Step(
             "Charge the {device} the night before.",
-            ("let the {device} fill up with power on the night before you go",
-             "give the {device} a few hours of power on the last night"),
+            (
+                "let the {device} fill up with power on the night before you go",
+                "give the {device} a few hours of power on the last night",
+            ),
             ("power runs out at the wrong time", "cold air eats up the power"),
         ),
         Step(
             "Clean the dust off the lens with {cloth}.",
-            ("rub the lens in small circles with {cloth}",
-             "take {cloth} and get the dust off the lens"),
+            (
+                "rub the lens in small circles with {cloth}",
+                "take {cloth} and get the dust off the lens",
+            ),
             ("each finger leaves a mark on the glass", "dust makes every picture look dark"),
         ),
         Step(
             "Go out to find the {subject} {light}.",
-            ("go out and look for the {subject} {light}",
-             "be there with the {subject} {light}"),
+            ("go out and look for the {subject} {light}", "be there with the {subject} {light}"),
             ("light makes or breaks a picture", "the light can change in an hour"),
             required=True,
         ),
         Step(
             "Stand {meters} from the {subject}.",
-            ("keep about {meters} away from the {subject}",
-             "leave {meters} free between you and the {subject}"),
+            (
+                "keep about {meters} away from the {subject}",
+                "leave {meters} free between you and the {subject}",
+            ),
             ("things look small from far away", "animals and people need room"),
         ),
         Step(
             "Keep your arms steady with {support}.",
-            ("look for {support} and keep your arms still",
-             "use {support} as a place to rest your arms"),
+            (
+                "look for {support} and keep your arms still",
+                "use {support} as a place to rest your arms",
+            ),
             ("no hand is steady all day", "the picture is not sharp when you shake"),
         ),
         Step(
             "Show {frame} at the side of the picture.",
-            ("leave a little room for {frame} at the side",
-             "look for a place where {frame} is in the picture too"),
+            (
+                "leave a little room for {frame} at the side",
+                "look for a place where {frame} is in the picture too",
+            ),
             ("the eye wants to know how big things are", "an empty picture is no fun"),
         ),
         Step(
             "Take {shots} of the {subject}.",
-            ("go on until you have {shots} of the {subject}",
-             "make {shots} while the {subject} are in front of you"),
+            (
+                "go on until you have {shots} of the {subject}",
+                "make {shots} while the {subject} are in front of you",
+            ),
             ("the first try is never good", "one of them will be better than the rest"),
         ),
         Step(
             "Save the best pictures on {storage}.",
-            ("put the best of the pictures on {storage}",
-             "keep the pictures you like to see again on {storage}"),
+            (
+                "put the best of the pictures on {storage}",
+                "keep the pictures you like to see again on {storage}",
+            ),
             ("it is easy to lose a small camera", "good pictures last for many years"),
         ),
     ),
@@ -1130,18 +1504,33 @@ _MUSIC = Topic(
     name="music",
     titles=("Learn to play the", "Start to play the", "Get better at the"),
     title_endings=(
-        ("at home", "on your own", "with a friend", "with your child", "in a small home",
-         "on a small budget"),
-        ("in one month", "in one summer", "for the first time", "when you are old",
-         "when you work all day", "without a teacher"),
+        (
+            "at home",
+            "on your own",
+            "with a friend",
+            "with your child",
+            "in a small home",
+            "on a small budget",
+        ),
+        (
+            "in one month",
+            "in one summer",
+            "for the first time",
+            "when you are old",
+            "when you work all day",
+            "without a teacher",
+        ),
     ),
     subjects=("guitar", "trumpet", "violin", "flute", "banjo", "harp"),
     slots={
         "lender": ("a friend", "a school", "a shop"),
         "seat": ("a hard chair", "a low bench"),
         "warm": SHORT_TIMES,
-        "song": ("a slow song|a song that is not fast", "an easy song|a song that is not hard",
-                 "a short song|a song that is not long"),
+        "song": (
+            "a slow song|a song that is not fast",
+            "an easy song|a song that is not hard",
+            "a short song|a song that is not long",
+        ),
         "often": HOW_OFTEN,
         "beat": ("a clock", "your foot", "a drum"),
         "device": ("phone", "computer", "camera"),
@@ -1150,51 +1539,61 @@ _MUSIC = Topic(
     steps=(
         Step(
             "Borrow a {subject} from {lender}.",
-            ("ask {lender} for a {subject} you can use for the first weeks",
-             "get a {subject} from {lender} until you know more"),
+            (
+                "ask {lender} for a {subject} you can use for the first weeks",
+                "get a {subject} from {lender} until you know more",
+            ),
             ("a new one costs a lot of money", "you may not like it in the end"),
         ),
         Step(
             "Sit on {seat} with your back straight.",
-            ("keep your back straight while you are on {seat}",
-             "find {seat} where your back stays straight"),
+            (
+                "keep your back straight while you are on {seat}",
+                "find {seat} where your back stays straight",
+            ),
             ("a soft seat is bad for your back", "your arms have to be free to move"),
         ),
         Step(
             "Warm up all of your fingers for {warm}.",
-            ("move all of your fingers slowly for {warm}",
-             "do easy things with your fingers for {warm}"),
+            (
+                "move all of your fingers slowly for {warm}",
+                "do easy things with your fingers for {warm}",
+            ),
             ("cold hands make mistakes", "your hands may hurt without it"),
         ),
         Step(
             "Learn to play {song} first.",
-            ("look for {song} and learn that one first",
-             "make {song} the first thing you play"),
+            ("look for {song} and learn that one first", "make {song} the first thing you play"),
             ("a hard piece takes the fun away", "small steps lead to big ones"),
         ),
         Step(
             "Make time to practice the {subject} {often}.",
-            ("pick up the {subject} and play {often}",
-             "make time to play the {subject} {often}"),
+            ("pick up the {subject} and play {often}", "make time to play the {subject} {often}"),
             ("hands forget what they do not do", "a little each time is better than a lot at once"),
             required=True,
         ),
         Step(
             "Use {beat} to keep time while you play.",
-            ("use {beat} to mark the beat while you play",
-             "let {beat} tell you how fast you have to play"),
+            (
+                "use {beat} to mark the beat while you play",
+                "let {beat} tell you how fast you have to play",
+            ),
             ("it is easy to go too fast", "a steady beat holds a song together"),
         ),
         Step(
             "Record how you sound with your {device}.",
-            ("let your {device} listen to how you play and then hear it again",
-             "use the {device} to hear how you sound to others"),
+            (
+                "let your {device} listen to how you play and then hear it again",
+                "use the {device} to hear how you sound to others",
+            ),
             ("it is hard to play and listen at once", "others hear what you do not"),
         ),
         Step(
             "Play what you have learned for {listener}.",
-            ("ask {listener} to sit down and listen to what you play",
-             "show {listener} what you have learned"),
+            (
+                "ask {listener} to sit down and listen to what you play",
+                "show {listener} what you have learned",
+            ),
             ("music is more fun with others", "it takes away the fear"),
         ),
     ),
@@ -1206,6 +1605,18 @@ _MUSIC = Topic(
 )
 
 TOPICS = (
-    _RICE, _SOUP, _BREAD, _PLANTS, _BIKE, _CLEANING, _STUDY,
-    _PETS, _PAINTING, _CAMPING, _LAUNDRY, _SPEECH, _PHOTOS, _MUSIC,
+    _RICE,
+    _SOUP,
+    _BREAD,
+    _PLANTS,
+    _BIKE,
+    _CLEANING,
+    _STUDY,
+    _PETS,
+    _PAINTING,
+    _CAMPING,
+    _LAUNDRY,
+    _SPEECH,
+    _PHOTOS,
+    _MUSIC,
 )

@@ -236,7 +236,8 @@ class _SplitWriter:
         self.kept += 1
         if not row_id or row_id in self._seen_ids:
             self.ids_usable = False
-        if self.ids_usable:
+            self._seen_ids.clear()
+        elif self.ids_usable:
             self._seen_ids.add(row_id)
         self._rows.append((row_id or "", str(self.read - 1), document, summary))
         if len(self._rows) == _ROWS_A_BATCH:

@@ -72,7 +72,7 @@ def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenize
 
     Raises:
         UserError: there is no such folder or Hub id, the files are damaged, or the tokenizer
-            cannot serve a T5 (no pad or end mark, or ordinary text is all unknown to it).
+            cannot serve a T5 (no pad or end mark, or an emptied vocabulary).
     """
     from transformers import AutoTokenizer
 
@@ -102,7 +102,7 @@ def _local_folder(name: str) -> Path | None:
     if not path.is_dir():
         if path.exists():
             raise UserError(f"tokenizer {name!r} is a file; give the folder that holds it")
-        if name.startswith((".", "~")) or name.count("/") > 1 or name.endswith("/"):
+        if name.startswith((".", "~", "/")) or name.count("/") > 1 or name.endswith("/"):
             raise UserError(
                 f"tokenizer folder {name!r} does not exist; "
                 "check the path or give a Hub id (owner/name)"
@@ -127,12 +127,24 @@ def _check_usable(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
             raise UserError(
                 f"tokenizer {name!r} has no {role} token, which a T5 needs; give a T5's tokenizer"
             )
-    ids = tokenizer(_ORDINARY_TEXT, add_special_tokens=False)["input_ids"]
-    if all(token_id == tokenizer.unk_token_id for token_id in ids):
+    if not _reads_text(tokenizer):
         raise UserError(
-            f"tokenizer {name!r} knows no piece of {_ORDINARY_TEXT!r}: its files are incomplete "
-            "or for another language; give the folder with its tokenizer.json"
+            f"tokenizer {name!r} knows no piece of {_ORDINARY_TEXT!r}: its files are incomplete; "
+            "give a folder with a complete tokenizer.json, or a Hub id"
         )
+
+
+def _reads_text(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether it can tell ordinary text, or rightly cannot since it is for another script."""
+    ids = tokenizer(_ORDINARY_TEXT, add_special_tokens=False)["input_ids"]
+    known = [token_id for token_id in ids if token_id != tokenizer.unk_token_id]
+    # A mark for spaces alone is no text: an emptied vocabulary still has that one.
+    if any(character.isalnum() for character in tokenizer.decode(known)):
+        return True
+    pieces = {piece.strip("\u2581") for piece in tokenizer.get_vocab()}
+    pieces -= set(tokenizer.all_special_tokens)
+    letters = {piece for piece in pieces if any(map(str.isalpha, piece))}
+    return bool(letters) and not any(piece in _ORDINARY_TEXT for piece in letters)
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, directory: Path) -> None:
@@ -192,10 +204,10 @@ def _training_lines(texts: Iterable[str]) -> Iterator[str]:
 def _to_transformers(model_bytes: bytes) -> PreTrainedTokenizerBase:
     # Pieces, scores and normalization are handed over one by one: T5Tokenizer(vocab_file=...)
     # builds a tokenizer to which everything is unknown, without an error.
-    from sentencepiece import sentencepiece_model_pb2
+    from sentencepiece import sentencepiece_model_pb2 as protobuf
     from transformers import T5Tokenizer
 
-    model = sentencepiece_model_pb2.ModelProto.FromString(model_bytes)
+    model = protobuf.ModelProto.FromString(model_bytes)  # type: ignore[attr-defined]
     vocab = [(piece.piece, piece.score) for piece in model.pieces]
     vocab += [(f"<extra_id_{i}>", 0.0) for i in reversed(range(NUM_SENTINELS))]
     return T5Tokenizer(
@@ -280,11 +292,12 @@ class TokenizedSplit:
 
         reader = pa.ipc.open_file(pa.memory_map(str(path)))
         batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
-        ragged = [
+        sources, targets = (
             _Ragged([_arrow_list(batch.column(name)) for batch in batches])
             for name in ("source_ids", "target_ids")
-        ]
-        return cls(*ragged, _ArrowTexts(pa.Table.from_batches(batches, schema=reader.schema)))
+        )
+        texts = pa.Table.from_batches(batches, schema=reader.schema)
+        return cls(sources, targets, _ArrowTexts(texts))
 
 
 class _Ragged:
@@ -470,9 +483,9 @@ def _fingerprint(
     elif (folder := _local_folder(name)) is not None:
         digest = hashlib.blake2b(digest_size=32)
         for path in _files_of(folder):
-            content = path.read_bytes()
-            digest.update(f"{path.name} {len(content)} ".encode())
-            digest.update(content)
+            file_bytes = path.read_bytes()
+            digest.update(f"{path.name} {len(file_bytes)} ".encode())
+            digest.update(file_bytes)
         content = digest.hexdigest()
     else:
         tokenizer = load_tokenizer(name, model.revision)
@@ -606,6 +619,15 @@ def with_prefix(document: str, prefix: str) -> str:
     return document if document.startswith(prefix) else prefix + document
 
 
+def encode_sources(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], prefix: str, max_source_tokens: int
+) -> list[np.ndarray]:
+    """Token ids of documents outside any split, exactly as `prepare` makes them; int32 [source]."""
+    encoder = _Encoder(tokenizer, DataConfig(prefix=prefix, max_source_tokens=max_source_tokens))
+    ids = encoder({"document": list(texts), "summary": []})["source_ids"]
+    return [np.array(encoder.cut(row, max_source_tokens), dtype=np.int32) for row in ids]
+
+
 class _Encoder:
     """Texts to token ids in full length; truncation comes after, so that it can be counted."""
 
@@ -621,7 +643,7 @@ class _Encoder:
         documents = [with_prefix(document, self._prefix) for document in batch["document"]]
         return {
             "source_ids": self._encode(documents),
-            "target_ids": self._encode(batch["summary"]),
+            "target_ids": self._encode(batch["summary"]) if batch["summary"] else [],
         }
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
@@ -706,9 +728,9 @@ def _encode_split(
             targets = _flatten(
                 [encoder.cut(ids, encoder.max_target) for ids in batch["target_ids"]]
             )
-            as_rows = _Ragged([sources]), _Ragged([targets])
+            source_rows, target_rows = _Ragged([sources]), _Ragged([targets])
             for index in range(len(batch["id"])):
-                encoded.add(*(side.row(index) for side in as_rows), encoder.unknown_id)
+                encoded.add(source_rows.row(index), target_rows.row(index), encoder.unknown_id)
             columns = [pa.array(batch[name], pa.string()) for name in schema.names[:3]]
             columns += [
                 pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))

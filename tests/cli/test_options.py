@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from t5_fsdp.cli.options import Extra, Layers, dump_yaml, parse_layers, resolve
@@ -395,12 +395,28 @@ def test_print_config_on_one_rank_only(capsys, monkeypatch) -> None:
 
 _TEXT = st.one_of(
     st.sampled_from(
-        ["3e-4", "1.5", "null", "true", "~", "", " x ", "a: b", "[a]", "2020-01-01", "0x1", "1:30"]
+        [
+            "3e-4",
+            "1.5",
+            "null",
+            "true",
+            "~",
+            "",
+            " x ",
+            "a: b",
+            "[a]",
+            "2020-01-01",
+            "0x1",
+            "1:30",
+            "\x85",
+            "a\u2028b",
+        ]
     ),
     st.text(st.characters(exclude_categories=["Cs"])),
 )
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(
     prefix=_TEXT,
     revision=st.none() | _TEXT,

@@ -132,10 +132,10 @@ class World:
         key = f"t5_fsdp/{self.launch.restart}/task/{self._tasks}"
         if self.is_main:
             result = work()
-            self._store.set(key, pickle.dumps(result))
+            self._store.set(key, pickle.dumps(result).hex())
             return result
         self.wait_for(key)
-        return pickle.loads(self._store.get(key))
+        return pickle.loads(bytes.fromhex(self._store.get(key).decode()))
 
     def wait_for(self, key: str) -> None:
         """Wait, without timeout and open to signals, until a rank sets `key` in the store.
@@ -269,5 +269,3 @@ def pick_device(launch: Launch) -> torch.device:
     device = torch.device("cuda", launch.local_rank)
     torch.cuda.set_device(device)
     return device
-
-

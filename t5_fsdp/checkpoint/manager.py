@@ -213,9 +213,7 @@ class CheckpointManager:
             os.replace(folder, damaged)
         folder.mkdir(parents=True, exist_ok=True)
 
-    def _finish(
-        self, folder: Path, state: RunState, config_yaml: str, tokenizer_dir: Path
-    ) -> int:
+    def _finish(self, folder: Path, state: RunState, config_yaml: str, tokenizer_dir: Path) -> int:
         try:
             (folder / STATE).write_text(json.dumps(vars(state), indent=1), encoding="utf-8")
             (folder / CONFIG).write_text(config_yaml, encoding="utf-8")
@@ -296,9 +294,7 @@ def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, An
 
 
 def _clean_names(model: nn.Module) -> list[str]:
-    return [
-        name.replace("_checkpoint_wrapped_module.", "") for name, _ in model.named_parameters()
-    ]
+    return [name.replace("_checkpoint_wrapped_module.", "") for name, _ in model.named_parameters()]
 
 
 def _with_shared_names(model: nn.Module, weights: dict[str, Any]) -> dict[str, Any]:

@@ -129,9 +129,9 @@ def _prepared(
     from t5_fsdp.data.tokenization import open_prepared
 
     assert session.world is not None
-    if loaded.prepared is not None and stored == to_dict(config.data):
-        if loaded.prepared.is_dir():
-            return open_prepared(loaded.prepared)
+    same_data = stored == to_dict(config.data)
+    if loaded.prepared is not None and same_data and loaded.prepared.is_dir():
+        return open_prepared(loaded.prepared)
     if problems := source_problems(config.data):
         raise UserError(*problems)
     config.model.tokenizer = str(loaded.tokenizer_source)

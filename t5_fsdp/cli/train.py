@@ -165,7 +165,7 @@ def _train_prepared(
         write_status(run_dir, "failed", state.step, saved, message)
 
     session.on_failure = status_failed
-    session.last_checkpoint = lambda: (complete_checkpoints(run_dir) or [None])[-1]
+    session.last_checkpoint = lambda: next(reversed(complete_checkpoints(run_dir)), None)
     world.connect(config.train.collective_timeout_seconds)
     model = build_on_meta(spec, config.model.attention)
     count = num_parameters(model)
@@ -188,7 +188,8 @@ def _train_prepared(
         checkpoints.load(resume, engine.model, optimizer)
     console.say(
         f"{count:,} parameters, {world.world_size} x {_device_name(world)}, "
-        f"{config.parallel.engine} {config.parallel.param_dtype}, attention {config.model.attention}"
+        f"{config.parallel.engine} {config.parallel.param_dtype}, "
+        f"attention {config.model.attention}"
     )
     trainer = Trainer(
         LoopOptions(
@@ -344,6 +345,7 @@ def _validator(
     spec: ModelSpec,
     engine: Any,
 ) -> Any:
+    from t5_fsdp.data.batching import SpecialIds
     from t5_fsdp.evaluation.evaluate import choose_examples, validate
     from t5_fsdp.evaluation.generation import GenerationSettings
     from t5_fsdp.model.build import build_with_weights
@@ -355,6 +357,7 @@ def _validator(
     if split is None:
         session.console.warn("there is no validation split: no validation, no best checkpoint")
         return None
+    special = SpecialIds(tokenizer.pad_token_id, spec.config.decoder_start_token_id)
     indices = choose_examples(len(split), config.evaluation.max_examples, config.seed)
     settings = GenerationSettings.of(config.evaluation)
     dtype = DTYPES[config.parallel.param_dtype]
@@ -367,6 +370,7 @@ def _validator(
             engine.model,
             full_model,
             tokenizer,
+            special,
             split,
             indices,
             settings,

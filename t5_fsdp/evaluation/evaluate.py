@@ -137,6 +137,7 @@ def validate(
     model: nn.Module,
     full_model: Callable[[], PreTrainedModel],
     tokenizer: PreTrainedTokenizerBase,
+    special: SpecialIds,
     split: TokenizedSplit,
     indices: np.ndarray,
     settings: GenerationSettings,
@@ -153,11 +154,8 @@ def validate(
         full_model: gathers the whole model for decoding, on every rank.
     """
     began = time.perf_counter()
-    special = SpecialIds(tokenizer.pad_token_id, model.config.decoder_start_token_id)
     loss = validation_loss(model, split, indices, special, world, micro_batch_tokens)
-    predictions = summarize_split(
-        full_model(), tokenizer, split, indices, settings, world, console
-    )
+    predictions = summarize_split(full_model(), tokenizer, split, indices, settings, world, console)
 
     def score() -> dict[str, float]:
         assert predictions is not None

@@ -91,7 +91,7 @@ def generate(
         batch = batches[number]
         rows = collate([sources[i] for i in batch], [sources[i][:1] for i in batch], special)
         rows = rows.to(model.device)
-        output = model.generate(
+        output = model.generate(  # type: ignore[operator]
             input_ids=rows.input_ids,
             attention_mask=rows.attention_mask,
             num_beams=settings.num_beams,

@@ -116,10 +116,10 @@ def retie(model: PreTrainedModel) -> None:
 
 
 def _untie_head(model: PreTrainedModel) -> None:
-    head = model.get_output_embeddings()
-    if head is None or head.weight is not model.get_input_embeddings().weight:
+    if has_own_head(model):
         return
-    head.weight = nn.Parameter(torch.empty_like(head.weight))
+    weight = model.get_parameter(HEAD)
+    model.get_output_embeddings().weight = nn.Parameter(torch.empty_like(weight))
     # transformers ties again wherever this mapping says so (to_empty, resize, save).
     model.all_tied_weights_keys.pop(HEAD, None)
 
@@ -134,9 +134,7 @@ def unique_state_dict(model: nn.Module) -> StateDict:
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
-def resolve_spec(
-    options: ModelConfig, tokenizer: PreTrainedTokenizerBase
-) -> ModelSpec:
+def resolve_spec(options: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> ModelSpec:
     """The model that the options ask for, checked against the tokenizer; reads no weights.
 
     `own_head` is what the configuration says (`tie_word_embeddings: false`); for pretrained

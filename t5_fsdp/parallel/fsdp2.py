@@ -33,23 +33,23 @@ class FSDP2Engine:
         )
         for _, block in select_units(model, policy):
             fully_shard(block, mesh=mesh, mp_policy=precision)
-        self.model = fully_shard(model, mesh=mesh, mp_policy=precision)
-        _sum_gradients(self.model)
+        fully_shard(model, mesh=mesh, mp_policy=precision)  # in place: the class changes
+        self.model = model
+        _sum_gradients(model)
 
     def load_full(self, weights: StateDict) -> None:
         self.materialize()
         set_model_state_dict(
             self.model,
             dict(weights),  # torch adds the other names of shared weights to what it is given
-            options=StateDictOptions(
-                full_state_dict=True, broadcast_from_rank0=True, strict=False
-            ),
+            options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False),
         )
 
     def materialize(self) -> None:
         self.model.to_empty(device=self._device)
 
     def set_last_micro_batch(self, is_last: bool) -> None:
+        assert isinstance(self.model, FSDPModule)
         self.model.set_requires_gradient_sync(is_last or self._sync_every_micro_batch)
 
     def clip_grad_norm(self, max_norm: float | None) -> torch.Tensor:
@@ -71,7 +71,7 @@ def clean_name(name: str) -> str:
     return name.replace("_checkpoint_wrapped_module.", "")
 
 
-def _sum_gradients(model: FSDPModule) -> None:
+def _sum_gradients(model: nn.Module) -> None:
     # The loss is divided by the tokens of the whole global batch already, so gradients are sums
     # over ranks. The divide factor is not recursive, and gloo has no scaled sum: both switches
     # have to be set on every unit.
@@ -79,5 +79,3 @@ def _sum_gradients(model: FSDPModule) -> None:
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-
-

@@ -20,9 +20,7 @@ def make_optimizer(
     )
 
 
-def learning_rate(
-    step: int, total_steps: int, peak: float, options: ScheduleConfig
-) -> float:
+def learning_rate(step: int, total_steps: int, peak: float, options: ScheduleConfig) -> float:
     """The rate that step `step` (the first is 1) is made with.
 
     Warm-up rises linearly and reaches the peak at step `warmup_steps`. linear and cosine then fall

@@ -137,9 +137,7 @@ class Trainer:
     def _step(self, batch: StepBatch) -> StepResult:
         seed_torch(self._options.seed, "dropout", batch.step, self._world.rank)
         self._engine.model.train()
-        losses = [
-            self._forward_backward(batch, index) for index in range(len(batch.micro_batches))
-        ]
+        losses = [self._forward_backward(batch, index) for index in range(len(batch.micro_batches))]
         norm = float(self._engine.clip_grad_norm(self._options.optimizer.grad_clip_norm))
         loss_sum, stops = self._world.sum(
             [math.fsum(float(loss) for loss in losses), float(self._asked_to_stop())]

@@ -139,7 +139,6 @@ _RICE = Topic(
     subjects=("brown rice", "white rice", "red rice", "wild rice", "barley"),
     slots={
         "soak": MIDDLE_TIMES,
-        "cups": CUPS,
         "fat": FATS,
         "spice": (
             "some salt|a pinch of salt",
@@ -173,14 +172,6 @@ _RICE = Topic(
                 "heat some {fat} and let the dry grains turn brown in it",
             ),
             ("a little color makes all the difference", "hot fat brings out the taste"),
-        ),
-        Step(
-            "Measure {cups} of water for the pot.",
-            (
-                "use a cup and pour {cups} of water into the pot",
-                "fill the pot with {cups} of water and no more",
-            ),
-            ("too much water makes the grains soft and wet", "each kind needs a different amount"),
         ),
         Step(
             "Add {spice} to the grains in the pot.",
@@ -254,7 +245,6 @@ _SOUP = Topic(
         "cups": CUPS,
         "cook": MIDDLE_TIMES,
         "finish": ("cream", "yogurt", "lemon juice", "cheese"),
-        "side": ("fresh bread", "dry toast", "green salad"),
     },
     steps=(
         Step(
@@ -314,14 +304,6 @@ _SOUP = Topic(
             ),
             ("the soup may taste a little plain", "a fresh taste goes away with heat"),
         ),
-        Step(
-            "Serve the bowls of soup with {side}.",
-            (
-                "bring {side} to the table together with the bowls",
-                "put some {side} next to the bowls of soup",
-            ),
-            ("soup alone is not enough for hungry people", "people want something hard to eat too"),
-        ),
     ),
     remarks=(
         "a big pot is enough for two days",
@@ -365,7 +347,6 @@ _BREAD = Topic(
         "knead": SHORT_TIMES,
         "rise": LONG_TIMES,
         "shape": ("a round loaf", "a long loaf", "small rolls"),
-        "glaze": ("egg", "milk", "butter"),
         "bake": ("20 minutes|twenty minutes", "30 minutes|half an hour", "1 hour|sixty minutes"),
     },
     steps=(
@@ -409,14 +390,6 @@ _BREAD = Topic(
                 "use your hands to make {shape} out of the dough",
             ),
             ("a good form helps it to get brown on all sides", "it is a pleasure to the eye"),
-        ),
-        Step(
-            "Brush the top of the bread with {glaze}.",
-            (
-                "paint a thin coat of {glaze} over the top of the bread",
-                "take a small brush and put some {glaze} on the top of the bread",
-            ),
-            ("a dry top breaks open", "people like bread that shines"),
         ),
         Step(
             "Bake the {subject} in the oven for {bake}.",
@@ -471,7 +444,6 @@ _PLANTS = Topic(
         "depth": ("1 inch|one inch", "2 inches|two inches", "3 inches|three inches"),
         "light": ("full sun|a place with sun all day", "shade|a place with no sun all day"),
         "often": HOW_OFTEN,
-        "food": ("compost", "plant food", "coffee grounds"),
         "pest": ("snails", "bugs", "worms"),
         "weeks": ("6 weeks|six weeks", "8 weeks|eight weeks", "10 weeks|ten weeks"),
     },
@@ -514,14 +486,6 @@ _PLANTS = Topic(
             ),
             ("a pot gets dry very fast", "thirsty leaves hang down and turn brown"),
             required=True,
-        ),
-        Step(
-            "Feed the plants with a spoon of {food}.",
-            (
-                "mix a spoon of {food} into the soil for the plants",
-                "let the plants have a spoon of {food} now and then",
-            ),
-            ("a pot holds only a little food", "hungry plants stay small and pale"),
         ),
         Step(
             "Pick all the {pest} off the leaves.",
@@ -575,7 +539,6 @@ _BIKE = Topic(
         "oil": ("light oil", "thick oil", "bike oil"),
         "damage": ("cracks", "glass", "nails"),
         "often": HOW_OFTEN,
-        "place": ("on a quiet street", "in the yard", "on a small hill"),
         "tool": ("a wrench", "a hex key"),
     },
     steps=(
@@ -626,11 +589,6 @@ _BIKE = Topic(
             ("some air gets out every day", "soft tires make you slow"),
         ),
         Step(
-            "Test both of the brakes {place}.",
-            ("ride slowly {place} and pull both brakes", "try the brakes at low speed {place}"),
-            ("bad brakes can hurt you", "it is better to know before you go down a hill"),
-        ),
-        Step(
             "Tighten all of the loose bolts with {tool}.",
             (
                 "turn all loose bolts with {tool} until they are tight",
@@ -669,7 +627,6 @@ _CLEANING = Topic(
     ),
     subjects=("oven", "sink", "bathtub", "fridge", "shower", "stove"),
     slots={
-        "gloves": ("rubber gloves", "old gloves", "long gloves"),
         "brush": BRUSHES,
         "cleaner": CLEANERS,
         "wait": MIDDLE_TIMES,
@@ -682,11 +639,6 @@ _CLEANING = Topic(
         "often": HOW_OFTEN,
     },
     steps=(
-        Step(
-            "Protect your hands with {gloves}.",
-            ("keep your hands clean in {gloves}", "put your hands in {gloves} until you are done"),
-            ("strong soap is bad for your skin", "your skin does not like hard work"),
-        ),
         Step(
             "Remove all of the loose dirt with {brush}.",
             (
@@ -779,7 +731,6 @@ _STUDY = Topic(
         "place": ("the library", "a quiet room", "the garden"),
         "device": ("phone", "computer", "radio"),
         "times": ("twice|two times", "aloud|in a loud voice", "slowly|without any rush"),
-        "paper": ("small cards", "blue paper", "one page"),
         "session": ("20 minutes|twenty minutes", "30 minutes|half an hour", "1 hour|sixty minutes"),
         "partner": ("a friend", "your sister", "your teacher"),
         "hours": ("7 hours|seven hours", "8 hours|eight hours", "9 hours|nine hours"),
@@ -817,14 +768,6 @@ _STUDY = Topic(
             ),
             ("nobody can remember it all at once", "the most important things are in there"),
             required=True,
-        ),
-        Step(
-            "Write the most important facts on {paper}.",
-            (
-                "put the facts that are most important on {paper}",
-                "take {paper} and note the important facts you often forget",
-            ),
-            ("your hand helps your head", "a thick book is too much to carry"),
         ),
         Step(
             "Take a break from work after {session}.",
@@ -888,7 +831,6 @@ _PETS = Topic(
         "play": ("10 minutes|ten minutes", "20 minutes|twenty minutes", "30 minutes|half an hour"),
         "clippers": ("small scissors", "a nail file"),
         "season": ("every spring|when winter is over", "every fall|when summer is over"),
-        "treat": ("a small treat", "a kind word", "a new toy"),
     },
     steps=(
         Step(
@@ -945,14 +887,6 @@ _PETS = Topic(
             ),
             ("animals hide it when they hurt", "it is better to find things early"),
         ),
-        Step(
-            "Reward it with {treat} when it is good.",
-            (
-                "have {treat} ready when it does what you ask",
-                "give it {treat} when it has been good",
-            ),
-            ("animals remember what is good for them", "a loud voice only brings fear"),
-        ),
     ),
     remarks=(
         "some animals need more time than others",
@@ -995,7 +929,6 @@ _PAINTING = Topic(
         "cleaner": CLEANERS,
         "filler": ("putty", "plaster", "wood paste"),
         "paper": ("fine sandpaper", "rough sandpaper"),
-        "tape": ("blue tape", "wide tape", "paper tape"),
         "brush": ("a wide brush", "a small brush", "a roller"),
         "dry": LONG_TIMES,
         "color": ("white", "green", "blue", "red", "brown"),
@@ -1029,14 +962,6 @@ _PAINTING = Topic(
                 "go over the {subject} with {paper} until the old paint is smooth",
             ),
             ("old paint is never really smooth", "paint likes to have something to hold on to"),
-        ),
-        Step(
-            "Cover all of the edges with {tape}.",
-            (
-                "put {tape} on all the edges that should stay clean",
-                "press {tape} on the edges where you want no paint",
-            ),
-            ("no hand is steady all day", "clean edges are a pleasure to the eye"),
         ),
         Step(
             "Paint a thin coat on the {subject} with {brush}.",
@@ -1103,7 +1028,6 @@ _CAMPING = Topic(
         "clothes": ("shirts", "socks", "towels"),
         "food": ("dry fruit", "nuts", "oats", "beans"),
         "liters": ("2 liters|two liters", "3 liters|three liters", "4 liters|four liters"),
-        "lamp": ("flashlight", "lamp", "candle"),
         "contact": ("a friend", "your sister", "your neighbors"),
     },
     steps=(
@@ -1152,14 +1076,6 @@ _CAMPING = Topic(
                 "have {liters} of water with you in bottles",
             ),
             ("a long walk makes you thirsty", "you may not find clean water"),
-        ),
-        Step(
-            "Keep a {lamp} at the top of your bag.",
-            (
-                "put a {lamp} in your bag where you can find it in the dark",
-                "leave a {lamp} on top of everything in your bag",
-            ),
-            ("it gets very dark at night", "nobody wants to look for things at night"),
         ),
         Step(
             "Tell {contact} where you want to go.",
@@ -1230,14 +1146,6 @@ _LAUNDRY = Topic(
                 "rub a drop of {cleaner} on all the stains you can see",
             ),
             ("old spots are hard to get off", "soap alone may not be enough"),
-        ),
-        Step(
-            "Turn the {subject} inside out.",
-            (
-                "pull the inside of the {subject} to the outside",
-                "make sure that the inside of the {subject} looks out",
-            ),
-            ("the color fades on the outside", "most of the dirt comes from your skin"),
         ),
         Step(
             "Fill half of a tub with {water}.",
@@ -1311,10 +1219,6 @@ _SPEECH = Topic(
     ),
     subjects=("the wedding", "the party", "the meeting", "the school", "the dinner", "the club"),
     slots={
-        "points": (
-            "2 main points|two things that matter most",
-            "3 main points|three things that matter most",
-        ),
         "paper": ("small cards", "blue paper", "one page"),
         "opening": ("a joke", "a short story", "a question"),
         "listener": ("a mirror", "a friend", "your sister", "your dog"),
@@ -1330,14 +1234,6 @@ _SPEECH = Topic(
                 "learn a little about the people who will be at {subject}",
             ),
             ("children and old people like different things", "each party is different"),
-        ),
-        Step(
-            "Choose {points} and forget the rest.",
-            (
-                "decide on {points} and leave out the rest",
-                "look for {points} and forget about the others",
-            ),
-            ("nobody can remember a long list", "too much makes people tired"),
         ),
         Step(
             "Write what you want to say on {paper}.",
@@ -1425,7 +1321,6 @@ _PHOTOS = Topic(
         ),
         "meters": ("2 meters|two meters", "3 meters|three meters", "10 meters|ten meters"),
         "support": ("a wall", "a rock", "your knees"),
-        "frame": ("some sky", "some grass", "a tree"),
         "shots": ("10 pictures|ten pictures", "20 pictures|twenty pictures"),
         "storage": ("your computer", "a disk", "a card"),
     },
@@ -1467,14 +1362,6 @@ _PHOTOS = Topic(
                 "use {support} as a place to rest your arms",
             ),
             ("no hand is steady all day", "the picture is not sharp when you shake"),
-        ),
-        Step(
-            "Show {frame} at the side of the picture.",
-            (
-                "leave a little room for {frame} at the side",
-                "look for a place where {frame} is in the picture too",
-            ),
-            ("the eye wants to know how big things are", "an empty picture is no fun"),
         ),
         Step(
             "Take {shots} of the {subject}.",
@@ -1524,7 +1411,6 @@ _MUSIC = Topic(
     subjects=("guitar", "trumpet", "violin", "flute", "banjo", "harp"),
     slots={
         "lender": ("a friend", "a school", "a shop"),
-        "seat": ("a hard chair", "a low bench"),
         "warm": SHORT_TIMES,
         "song": (
             "a slow song|a song that is not fast",
@@ -1544,14 +1430,6 @@ _MUSIC = Topic(
                 "get a {subject} from {lender} until you know more",
             ),
             ("a new one costs a lot of money", "you may not like it in the end"),
-        ),
-        Step(
-            "Sit on {seat} with your back straight.",
-            (
-                "keep your back straight while you are on {seat}",
-                "find {seat} where your back stays straight",
-            ),
-            ("a soft seat is bad for your back", "your arms have to be free to move"),
         ),
         Step(
             "Warm up all of your fingers for {warm}.",

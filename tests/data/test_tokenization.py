@@ -118,6 +118,11 @@ def test_long_lines_are_learned_from_too(tmp_path):
     assert 2 not in load_tokenizer(str(tmp_path))("zebra")["input_ids"]
 
 
+def test_a_rare_capital_is_known(tmp_path):
+    train_tokenizer([*texts_of(corpus(400)), "Zebra"], 200, tmp_path)  # 1 Z in 50,000 letters
+    assert 2 not in load_tokenizer(str(tmp_path))("Zebra")["input_ids"]
+
+
 @pytest.mark.parametrize(("texts", "size"), [(["abcdefghijklmnopqrst"], 110), ([], 200)])
 def test_a_vocabulary_that_does_not_fit_names_its_option(tmp_path, texts, size):
     with pytest.raises(UserError, match=r"model\.tokenizer_vocab_size") as error:

@@ -1,0 +1,210 @@
+"""The numbers of training: equal to a plain loop, on any number of ranks, across a resume."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import make_pairs, read_metrics, tiny_options, write_jsonl
+
+
+def losses(run_dir: Path) -> list[float]:
+    return [row["loss"] for row in read_metrics(run_dir, "train")]
+
+
+def train(pool: Any, corpus: Path, run_dir: Path, **overrides: Any) -> tuple[str, str]:
+    code, out, err = pool.command("train", tiny_options(corpus, run_dir, **overrides))
+    assert code == 0, err
+    return out, err
+
+
+def plain_losses(corpus: Path, steps: int, global_batch_size: int = 16) -> list[float]:
+    """Ten steps by transformers and torch alone: no code of ours but the data order and weights."""
+    from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
+
+    from t5_fsdp.data.batching import plan_epoch
+    from t5_fsdp.model.build import ModelSpec, draw_weights
+
+    tokenizer = AutoTokenizer.from_pretrained(corpus / "tokenizer")
+    rows = [json.loads(line) for line in (corpus / "train.jsonl").read_text().splitlines()]
+    sources = [tokenizer("summarize: " + row["document"])["input_ids"] for row in rows]
+    targets = [tokenizer(row["summary"])["input_ids"] for row in rows]
+    config = T5Config(
+        vocab_size=(len(tokenizer) + 127) // 128 * 128,
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_layers=2,
+        num_heads=4,
+        dropout_rate=0.0,
+        decoder_start_token_id=0,
+    )
+    model = T5ForConditionalGeneration(config)
+    weights = draw_weights(ModelSpec(config, own_head=False), seed=1)
+    model.load_state_dict(weights, strict=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
+    found: list[float] = []
+    epoch = 0
+    while len(found) < steps:
+        plan = plan_epoch(
+            torch.tensor([len(s) for s in sources]).numpy(),
+            torch.tensor([len(t) for t in targets]).numpy(),
+            global_batch_size=global_batch_size,
+            batching="length_grouped",
+            seed=1,
+            epoch=epoch,
+        )
+        for place in range(len(plan)):
+            batch = plan.batch(place)
+            optimizer.zero_grad()
+            total = sum(len(targets[i]) for i in batch)
+            loss_sum = torch.zeros(())
+            for i in batch:  # one row at a time: no padding anywhere
+                logits = model(
+                    input_ids=torch.tensor([sources[i]]), labels=torch.tensor([targets[i]])
+                ).logits[0]
+                picked = logits.log_softmax(-1)[range(len(targets[i])), targets[i]]
+                loss_sum = loss_sum - picked.sum()
+            (loss_sum / total).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            found.append(loss_sum.item() / total)
+        epoch += 1
+    return found[:steps]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("micro_batch_tokens", [90, 5000])
+def test_losses_equal_a_plain_loop(
+    pools: Any, corpus: Path, tmp_path: Path, world_size: int, micro_batch_tokens: int
+) -> None:
+    run_dir = tmp_path / "run"
+    train(pools(world_size), corpus, run_dir, **{"train.micro_batch_tokens": micro_batch_tokens})
+    assert losses(run_dir) == pytest.approx(plain_losses(corpus, 10), rel=1e-5)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 7])
+def test_few_examples_train_on_two_ranks(
+    pools: Any, corpus: Path, tmp_path: Path, count: int
+) -> None:
+    write_jsonl(tmp_path / "few.jsonl", make_pairs(count, 5))
+    seen = []
+    for world_size in (1, 2):
+        run_dir = tmp_path / f"run-{world_size}"
+        few = {"data.train_files": tmp_path / "few.jsonl", "train.max_steps": 3}
+        train(pools(world_size), corpus, run_dir, **few)
+        seen.append(losses(run_dir))
+    assert seen[1] == pytest.approx(seen[0], rel=1e-5)
+
+
+def final_weights(run_dir: Path, step: int) -> dict[str, torch.Tensor]:
+    from t5_fsdp.checkpoint.manager import read_weights
+
+    return read_weights(run_dir / "checkpoints" / f"step-{step:08d}")
+
+
+DROPOUT = {
+    "model.config": json.dumps(
+        {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "dropout_rate": 0.1}
+    ),
+    "train.max_steps": 12,
+    "schedule.name": "linear",
+    "checkpoint.every_steps": 6,
+    "parallel.param_dtype": "bf16",
+}
+
+
+def test_twelve_steps_equal_six_and_six_with_dropout(
+    pools: Any, corpus: Path, tmp_path: Path
+) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(pools(2), corpus, whole, **DROPOUT, **{"logging.every_steps": 4})
+    half = whole / "checkpoints" / "step-00000006"
+    out, _ = train(
+        pools(2), corpus, parts, **DROPOUT, **{"logging.every_steps": 4, "checkpoint.resume": half}
+    )
+    assert f"resuming from {half} (step 6)" in out
+    # The window of steps 5 to 8 was open at the checkpoint and goes on.
+    assert losses(parts) == losses(whole)[1:]
+    expected, found = final_weights(whole, 12), final_weights(parts, 12)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_the_same_command_again_resumes_and_then_has_nothing_to_do(
+    pools: Any, corpus: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    train(pools(2), corpus, run_dir, **{"train.max_steps": 4})
+    out, _ = train(pools(2), corpus, run_dir, **{"train.max_steps": 6})
+    assert "resuming from" in out and "(step 4)" in out
+    assert len(losses(run_dir)) == 6
+    out, _ = train(pools(2), corpus, run_dir, **{"train.max_steps": 6})
+    assert "nothing to do" in out
+    status = json.loads((run_dir / "status.json").read_text())
+    assert status["state"] == "finished" and status["step"] == 6
+
+
+@pytest.mark.parametrize("own_head", [False, True])
+def test_head_stays_as_it_is_through_train_resume_and_export(
+    pools: Any, corpus: Path, tmp_path: Path, own_head: bool
+) -> None:
+    from transformers import AutoModelForSeq2SeqLM
+
+    run_dir, exported = tmp_path / "run", tmp_path / "hf"
+    shape = json.loads(DROPOUT["model.config"]) | {"tie_word_embeddings": not own_head}
+    options = {"model.config": json.dumps(shape)}
+    train(pools(2), corpus, run_dir, **options, **{"train.max_steps": 2})
+    train(pools(2), corpus, run_dir, **options, **{"train.max_steps": 4})
+    weights = final_weights(run_dir, 4)
+    embeddings = [name for name, value in weights.items() if value.shape[0] == 256]
+    assert embeddings == ["shared.weight"] + ["lm_head.weight"] * own_head
+    code, _, err = pools(1).command(
+        "export_hf", ["--checkpoint", str(run_dir), "--output", str(exported)]
+    )
+    assert code == 0, err
+    model = AutoModelForSeq2SeqLM.from_pretrained(exported)
+    tied = model.lm_head.weight.data_ptr() == model.shared.weight.data_ptr()
+    assert tied is not own_head
+    named = dict(model.named_parameters())
+    assert all(torch.equal(weights[name], named[name]) for name in weights)
+    stored = json.loads((exported / "config.json").read_text())
+    assert stored["tie_word_embeddings"] is not own_head
+
+
+def test_evaluation_is_the_same_on_any_number_of_ranks(
+    pools: Any, corpus: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    train(pools(2), corpus, run_dir)
+    found = []
+    for world_size in (1, 2, 4):
+        output = tmp_path / f"eval-{world_size}"
+        code, out, err = pools(world_size).command(
+            "eval_rouge", ["--checkpoint", str(run_dir), "--output_dir", str(output)]
+        )
+        assert code == 0, err
+        assert "lead baseline" in out
+        found.append((output / "predictions.jsonl").read_text())
+        assert json.loads((output / "rouge.json").read_text())["examples"] == 11
+    assert found[0] == found[1] == found[2]
+    rows = [json.loads(line) for line in found[0].splitlines()]
+    assert [row["id"] for row in rows] == [f"row-{number}" for number in range(11)]
+
+
+def test_a_step_that_is_not_finite_stops_before_the_weights_change(
+    pools: Any, corpus: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    # The first step with this rate makes the weights so large that the second one overflows.
+    options = tiny_options(corpus, run_dir, **{"optimizer.lr": "1e30", "checkpoint.every_steps": 1})
+    code, _, err = pools(2).command("train", options)
+    assert code == 1
+    assert "are not both finite" in err and "step-00000001" in err
+    status = json.loads((run_dir / "status.json").read_text())
+    assert status["state"] == "failed" and status["checkpoint"].endswith("step-00000001")
+    assert all(value.isfinite().all() for value in final_weights(run_dir, 1).values())

@@ -1,4 +1,4 @@
-"""WikiHow (Koupaee and Wang, 2018): reading, cleaning and splitting wikihowAll.csv.
+"""WikiHow (the 2018 release): reading, cleaning and splitting wikihowAll.csv.
 
 The rules are those of the authors' own processing script and of the loaders that published
 results rest on, so that numbers compare: fields are stripped, `keep_row` filters, the two `clean_`

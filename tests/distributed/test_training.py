@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ def train(pool: Any, corpus: Path, run_dir: Path, **overrides: Any) -> tuple[str
     return out, err
 
 
+@functools.cache
 def plain_losses(corpus: Path, steps: int, global_batch_size: int = 16) -> list[float]:
     """Ten steps by transformers and torch alone: no code of ours but the data order and weights."""
     from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration

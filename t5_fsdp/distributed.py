@@ -115,6 +115,8 @@ class World:
         self.device = device
         self._store = store
         self._tasks = 0
+        # Without torchrun rank 0 keeps the store: it has to outlive the others' last question.
+        self.hosts_store = False
 
     @property
     def is_main(self) -> bool:
@@ -166,6 +168,21 @@ class World:
             return first
         except Exception:  # the store died with its host: better told twice than not at all
             return True
+
+    def say_goodbye(self, timeout_seconds: float) -> None:
+        """Before leaving after a failure: rank 0, where it keeps the store, waits for the others.
+
+        They have yet to ask it whether somebody has told the user already.
+        """
+        key = f"{self._failed_key}/goodbyes"
+        try:
+            gone = self._store.add(key, 1)
+            deadline = time.monotonic() + timeout_seconds
+            while self.hosts_store and gone < self.world_size and time.monotonic() < deadline:
+                time.sleep(_POLL_SECONDS)
+                gone = self._store.add(key, 0)
+        except Exception:  # the store is gone: nobody waits
+            return
 
     def connect(self, timeout_seconds: float) -> None:
         """Set up the process group: NCCL for tensors on GPUs, gloo for those on the CPU."""
@@ -247,7 +264,9 @@ def enter_world(launch: Launch) -> World:
         is_master=not hosted and launch.rank == 0,
         timeout=timedelta(minutes=10),
     )
-    return World(launch, store, pick_device(launch))
+    world = World(launch, store, pick_device(launch))
+    world.hosts_store = not hosted and launch.rank == 0
+    return world
 
 
 def pick_device(launch: Launch) -> torch.device:

@@ -27,6 +27,7 @@ from t5_fsdp.interruption import Interruption
 # torchrun ends all ranks when the first one fails; a rank with nothing to say leaves later than
 # the one that is printing why.
 _SECONDS_BEHIND_THE_SPEAKER = 2.0
+_SECONDS_FOR_THE_LAST = 10.0
 
 
 class Session:
@@ -82,7 +83,10 @@ def run(command: Callable[[Session], None], *, results_on_stdout: bool = False) 
         except SystemExit:  # --help and --print_config
             raise
         except BaseException as error:
-            return _fail(session, error)
+            code = _fail(session, error)
+            if session.world is not None and code != EXIT_PREEMPTED:
+                session.world.say_goodbye(_SECONDS_FOR_THE_LAST)
+            return code
         finally:
             session.console.close()
 
@@ -107,10 +111,10 @@ def _fail(session: Session, error: BaseException) -> int:
     session.on_failure(str(error).split("\n")[0])
     if isinstance(error, UserError):
         print(error.render(), file=sys.stderr, flush=True)
-        return code
-    traceback.print_exception(error)
-    last = session.last_checkpoint()
-    print(f"last good checkpoint: {last or 'none'}", file=sys.stderr, flush=True)
+    else:
+        traceback.print_exception(error)
+        last = session.last_checkpoint()
+        print(f"last good checkpoint: {last or 'none'}", file=sys.stderr, flush=True)
     return code
 
 
@@ -148,5 +152,7 @@ def _quiet_libraries() -> None:
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     hub_logging.set_verbosity_error()
+    # Reading a checkpoint in one process is what evaluation and export are meant to do.
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")
     # T5Block returns a view; nobody writes into it, and the gradients are checked by a test.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")

@@ -364,7 +364,7 @@ _BREAD = Topic(
                 "put the flour in a large bowl and pour {extra} over it",
                 "mix a big spoon of {extra} with the flour in a bowl",
             ),
-            ("plain flour has very little taste", "bread without it gets hard in a day"),
+            ("plain flour has very little taste", "plain bread gets hard in a day"),
         ),
         Step(
             "Knead the dough with your hands for {knead}.",
@@ -1049,7 +1049,7 @@ _CAMPING = Topic(
         ),
         Step(
             "Bring a {tent} to sleep in.",
-            ("take a {tent} to sleep in", "look for a {tent} you like to sleep in"),
+            ("take a {tent} to sleep in", "look for a {tent} and sleep in it"),
             ("a good night is half of the fun", "a bad tent breaks on the first night"),
             required=True,
         ),
@@ -1083,7 +1083,7 @@ _CAMPING = Topic(
                 "let {contact} know where you go and when you come back",
                 "talk to {contact} about the way you want to go",
             ),
-            ("someone should know where you are", "your phone may not work out there"),
+            ("it is good when others know where you are", "your phone may not work out there"),
         ),
     ),
     remarks=(
@@ -1233,7 +1233,7 @@ _SPEECH = Topic(
                 "ask what kind of people will come to {subject}",
                 "learn a little about the people who will be at {subject}",
             ),
-            ("children and old people like different things", "each party is different"),
+            ("children and old people like different things", "people are not all the same"),
         ),
         Step(
             "Write what you want to say on {paper}.",
@@ -1243,7 +1243,7 @@ _SPEECH = Topic(
         Step(
             "Begin with {opening} as your first words.",
             (
-                "have {opening} ready as your very first words",
+                "use {opening} for your very first words",
                 "make people listen with {opening} at the start",
             ),
             ("people decide very fast if they like you", "a slow start makes people tired"),

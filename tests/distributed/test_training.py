@@ -166,7 +166,8 @@ def test_head_stays_as_it_is_through_train_resume_and_export(
     embeddings = [name for name, value in weights.items() if value.shape[0] == 256]
     assert embeddings == ["shared.weight"] + ["lm_head.weight"] * own_head
     code, _, err = pools(1).command(
-        "export_hf", ["--checkpoint", str(run_dir), "--output", str(exported)]
+        "export_hf",
+        ["--checkpoint", str(run_dir / "checkpoints/step-00000004"), "--output", str(exported)],
     )
     assert code == 0, err
     model = AutoModelForSeq2SeqLM.from_pretrained(exported)

@@ -1,0 +1,92 @@
+"""What a user gets wrong: one `error:` line in all, code 2, and nothing written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import tiny_options, write_jsonl
+
+
+def refused(
+    pools: Any, command: str, argv: list[Any], *parts: str, world_size: int = 1, lines: int = 1
+) -> None:
+    code, _, err = pools(world_size).command(command, [str(word) for word in argv])
+    assert code == 2, err
+    assert len(err.strip().splitlines()) == lines, err
+    assert err.startswith("error: ")
+    for part in parts:
+        assert part in err
+
+
+CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "missing file": ({"data.train_files": "/no/such.jsonl"}, ("/no/such.jsonl",)),
+    "absent column": ({"data.summary_column": "abstract"}, ("abstract", "summary", "train.jsonl")),
+    "unknown option": ({"train.epoch": 3}, ("train.epoch", "train.epochs")),
+    "wrong type": ({"train.epochs": "three"}, ("train.epochs", "three")),
+    "not honoured yet": ({"parallel.engine": "ddp"}, ("parallel.engine", "fsdp2")),
+    "example above the limit": ({"train.micro_batch_tokens": 20}, ("micro_batch_tokens", "20")),
+    "Hub name without network": (
+        {"model.name": "google-t5/t5-small", "model.init": "pretrained", "model.config": "{}"},
+        ("google-t5/t5-small", "network"),
+    ),
+    "model option": ({"model.config": '{"d_modl": 3}'}, ("d_modl", "d_model")),
+    "resume from nowhere": ({"checkpoint.resume": "/no/such"}, ("checkpoint.resume", "/no/such")),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_train_refuses(
+    pools: Any, corpus: Path, tmp_path: Path, name: str, world_size: int
+) -> None:
+    overrides, parts = CASES[name]
+    options = tiny_options(corpus, tmp_path / "run", **overrides)
+    refused(pools, "train", options, *parts, world_size=world_size)
+    assert not list((tmp_path / "run").glob("checkpoints/*"))
+
+
+def test_all_problems_come_at_once(pools: Any, corpus: Path, tmp_path: Path) -> None:
+    wrong = {"train.epochs": "three", "optimizer.lr": -1, "train.epoch": 3}
+    options = tiny_options(corpus, tmp_path / "run", **wrong)
+    refused(pools, "train", options, "train.epochs", "optimizer.lr", "--train.epoch;", lines=3)
+
+
+def test_empty_split(pools: Any, corpus: Path, tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "empty.jsonl", [{"document": "text", "summary": ""}])
+    options = tiny_options(
+        corpus, tmp_path / "run", **{"data.train_files": tmp_path / "empty.jsonl"}
+    )
+    refused(pools, "train", options, "the train split has no usable rows", "empty summary")
+
+
+@pytest.mark.parametrize("command", ["eval_rouge", "summarize", "export_hf"])
+def test_checkpoint_without_complete(pools: Any, tmp_path: Path, command: str) -> None:
+    folder = tmp_path / "checkpoints" / "step-00000004"
+    folder.mkdir(parents=True)
+    (folder / "state.json").write_text(json.dumps({"step": 4}))
+    extra = ["--output", tmp_path / "out"] if command == "export_hf" else []
+    refused(pools, command, ["--checkpoint", folder, *extra], "COMPLETE", str(folder))
+
+
+def test_resume_never_with_checkpoints(pools: Any, corpus: Path, tmp_path: Path) -> None:
+    options = tiny_options(corpus, tmp_path / "run", **{"train.max_steps": 1})
+    assert pools(1).command("train", options)[0] == 0
+    refused(pools, "train", [*options, "--checkpoint.resume", "never"], "resume: never")
+
+
+def test_other_data_and_other_shape_cannot_resume(pools: Any, corpus: Path, tmp_path: Path) -> None:
+    options = tiny_options(corpus, tmp_path / "run", **{"train.max_steps": 1})
+    assert pools(1).command("train", options)[0] == 0
+    refused(pools, "train", [*options, "--data.prefix", "sum: "], "other training data")
+    refused(
+        pools,
+        "train",
+        [*options, "--model.config", '{"d_model": 64}'],
+        "another shape",
+        "d_model is 32 there and 64 now",
+        lines=7,
+    )

@@ -60,10 +60,7 @@ def prepare_on_all_ranks(config: Config, world: World, console: Console) -> Prep
     from t5_fsdp.data.tokenization import open_prepared, prepare
 
     def work() -> str:
-        prepared = prepare(config.data, config.model, cache_dir(config), console.say)
-        if prepared.reused:
-            console.say(f"found prepared data: {prepared.directory}")
-        return str(prepared.directory)
+        return str(prepare(config.data, config.model, cache_dir(config), console.say).directory)
 
     directory = Path(world.on_rank_zero(work))
     if directory.is_dir():
@@ -76,7 +73,7 @@ def say_audit(audit: dict[str, Any], console: Console) -> None:
     console.say(f"{'split':<12}{'kept':>9}{'source tokens':>16}{'target tokens':>16}{'unknown':>9}")
     for name, split in audit["splits"].items():
         source, target = split.get("source_tokens", {}), split.get("target_tokens", {})
-        unknown = 100 * split.get("unknown_share", 0.0)
+        unknown = 100 * split.get("unknown_tokens", 0.0)
         console.say(
             f"{name:<12}{split['kept']:>9,}{source.get('mean', 0):>16.1f}"
             f"{target.get('mean', 0):>16.1f}{unknown:>8.2f}%"

@@ -1,0 +1,131 @@
+"""The batch plan and its division: properties that hold for any lengths, seeds and ranks."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from t5_fsdp.data.batching import (
+    IGNORED_LABEL,
+    SpecialIds,
+    StepBatches,
+    collate,
+    divide_batch,
+    plan_epoch,
+)
+from t5_fsdp.data.tokenization import TokenizedSplit
+from t5_fsdp.errors import UserError
+
+LENGTHS = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 30)), min_size=1, max_size=60)
+
+
+@settings(deadline=None)
+@given(
+    LENGTHS, st.integers(1, 20), st.integers(0, 3), st.sampled_from(["shuffled", "length_grouped"])
+)
+def test_each_example_once_an_epoch(
+    lengths: list[tuple[int, int]], batch_size: int, epoch: int, batching: str
+) -> None:
+    source, target = np.array(lengths).T
+    plan = plan_epoch(
+        source, target, global_batch_size=batch_size, batching=batching, seed=3, epoch=epoch
+    )
+    batches = [plan.batch(index).tolist() for index in range(len(plan))]
+    assert sorted(itertools.chain(*batches)) == list(range(len(lengths)))
+    assert [len(batch) for batch in batches[:-1]] == [batch_size] * (len(batches) - 1)
+    assert 1 <= len(batches[-1]) <= batch_size
+
+
+@settings(deadline=None)
+@given(LENGTHS, st.integers(1, 8), st.integers(90, 400), st.integers(0, 9))
+def test_division_is_complete_even_and_within_the_limit(
+    lengths: list[tuple[int, int]], world_size: int, limit: int, rotation: int
+) -> None:
+    source, target = map(list, zip(*lengths, strict=True))
+    shares = divide_batch(
+        source, target, world_size=world_size, micro_batch_tokens=limit, rotation=rotation
+    )
+    assert len({len(share) for share in shares}) == 1 and len(shares) == world_size
+    groups = [group for share in shares for group in share]
+    assert sorted(itertools.chain(*groups)) == list(range(len(lengths)))
+    for group in filter(None, groups):
+        assert len(group) * (max(source[i] for i in group) + max(target[i] for i in group)) <= limit
+    if len(lengths) >= len(groups):
+        assert all(groups), "a rank idles though there are examples enough"
+
+
+def test_order_differs_by_epoch_and_seed_but_not_by_call() -> None:
+    lengths = np.arange(1, 200)
+    plans = [
+        plan_epoch(
+            lengths, lengths, global_batch_size=8, batching="length_grouped", seed=seed, epoch=epoch
+        ).order.tolist()
+        for seed, epoch in ((1, 0), (1, 0), (1, 1), (2, 0))
+    ]
+    assert plans[0] == plans[1]
+    assert plans[0] != plans[2] and plans[0] != plans[3]
+
+
+def test_grouping_by_length_saves_padding_on_both_sides() -> None:
+    rng = np.random.default_rng(0)
+    source = np.minimum(512, rng.lognormal(6.4, 0.8, 20_000).astype(int) + 10)
+    target = np.clip(rng.lognormal(4.2, 0.5, 20_000).astype(int), 4, 150)
+    shares, loads = {}, np.zeros(8)
+    for batching in ("length_grouped", "shuffled"):
+        plan = plan_epoch(source, target, global_batch_size=128, batching=batching, seed=1, epoch=0)
+        padded = 0
+        for index in range(len(plan)):
+            rows = plan.batch(index)
+            for rank, share in enumerate(
+                divide_batch(
+                    source[rows].tolist(),
+                    target[rows].tolist(),
+                    world_size=8,
+                    micro_batch_tokens=16384,
+                    rotation=index,
+                )
+            ):
+                cost = sum(
+                    len(g) * int(source[rows[g]].max() + target[rows[g]].max()) for g in share if g
+                )
+                padded += cost
+                loads[rank] += cost if batching == "length_grouped" else 0
+        shares[batching] = 1 - int(source.sum() + target.sum()) / padded
+    assert shares["length_grouped"] < 0.025 < shares["shuffled"]
+    assert loads.max() / loads.min() < 1.03
+
+
+def test_collation_pads_and_shifts() -> None:
+    batch = collate(
+        [np.array([5, 6, 1]), np.array([7, 1])], [np.array([8, 1]), np.array([9, 8, 1])],
+        SpecialIds(pad=0, decoder_start=0),
+    )  # fmt: skip
+    assert batch.input_ids.tolist() == [[5, 6, 1], [7, 1, 0]]
+    assert batch.attention_mask.tolist() == [[1, 1, 1], [1, 1, 0]]
+    assert batch.labels.tolist() == [[8, 1, IGNORED_LABEL], [9, 8, 1]]
+    assert batch.decoder_input_ids.tolist() == [[0, 8, 1], [0, 9, 8]]
+
+
+def test_without_examples_there_is_a_forward_but_no_target() -> None:
+    batch = collate([], [], SpecialIds(pad=0, decoder_start=0))
+    assert batch.input_ids.shape == (1, 1)
+    assert batch.labels.tolist() == [[IGNORED_LABEL]]
+
+
+def test_an_example_above_the_limit_is_named() -> None:
+    split = TokenizedSplit.from_ids([[5, 1], [5] * 40 + [1]], [[6, 1], [6, 1]])
+    with pytest.raises(UserError, match=r"row 1 has 43 tokens.*micro_batch_tokens"):
+        StepBatches(
+            split,
+            SpecialIds(0, 0),
+            rank=0,
+            world_size=1,
+            global_batch_size=2,
+            micro_batch_tokens=42,
+            batching="shuffled",
+            seed=1,
+        )

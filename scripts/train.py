@@ -5,7 +5,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from t5_fsdp.cli.process import leave
 from t5_fsdp.cli.train import main
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.state_dict import (
 from t5_fsdp.distributed import World
 from t5_fsdp.errors import UserError
 from t5_fsdp.model.build import ModelSpec, StateDict, build_on_meta, unique_state_dict
+from t5_fsdp.parallel.fsdp2 import clean_name
 
 FORMAT_VERSION = 1
 COMPLETE, STATE, CONFIG, TOKENIZER = "COMPLETE", "state.json", "config.yaml", "tokenizer"
@@ -294,7 +295,7 @@ def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, An
 
 
 def _clean_names(model: nn.Module) -> list[str]:
-    return [name.replace("_checkpoint_wrapped_module.", "") for name, _ in model.named_parameters()]
+    return [clean_name(name) for name, _ in model.named_parameters()]
 
 
 def _with_shared_names(model: nn.Module, weights: dict[str, Any]) -> dict[str, Any]:
@@ -302,7 +303,7 @@ def _with_shared_names(model: nn.Module, weights: dict[str, Any]) -> dict[str, A
     first_name: dict[int, str] = {}
     full = dict(weights)
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        clean = name.replace("_checkpoint_wrapped_module.", "")
+        clean = clean_name(name)
         original = first_name.setdefault(id(parameter), clean)
         full[clean] = weights[original]
     return full

@@ -30,8 +30,8 @@ setup: $(STAMP)  ## only make .venv, with what tests and benchmark need
 	@echo '$(VENV) is ready.'
 
 $(STAMP): requirements.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
-		echo 'error: $(PYTHON) is missing or older than Python 3.11, which requirements.txt needs;' \
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
+		echo 'error: $(PYTHON) is missing or older than Python 3.10, which is needed;' \
 			'install a newer one or name it: make setup PYTHON=python3.11' >&2; exit 2; }
 	@if [ -e $(BUILDING) ] || ! $(BIN)/python -c '' 2>/dev/null; then rm -rf $(VENV); fi
 	@echo 'Making $(VENV) with PyTorch and the packages in requirements.txt (takes 2 to 10 minutes) ...'

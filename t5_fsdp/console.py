@@ -22,12 +22,17 @@ class Console:
         self.enabled = enabled
         self._stream = stream
         self._log: TextIO | None = None
+        # Lines of before there was a log; a run that is refused never has one.
+        self._early: list[str] = []
 
     def open_log(self, path: Path) -> None:
-        """Repeat everything from now on in `path`, appended: a resumed run goes on in its log."""
+        """Repeat everything in `path`, also what was said before; a resumed run appends."""
         if self.enabled and self._log is None:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._log = path.open("a", encoding="utf-8")
+            self._log.writelines(self._early)
+            self._log.flush()
+            self._early.clear()
 
     def close(self) -> None:
         """Close the log; lines still go to the terminal afterwards."""
@@ -40,9 +45,12 @@ class Console:
         if not self.enabled:
             return
         self._print(text)
-        if self._log is not None:
-            stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-            self._log.writelines(f"{stamp} {line}\n" for line in text.split("\n"))
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+        lines = [f"{stamp} {line}\n" for line in text.split("\n")]
+        if self._log is None:
+            self._early += lines
+        else:
+            self._log.writelines(lines)
             self._log.flush()
 
     def warn(self, text: str) -> None:

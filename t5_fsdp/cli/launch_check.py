@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from t5_fsdp.cli.options import Extra, parse_layers, resolve
+from t5_fsdp.data.sources import source_problems
 from t5_fsdp.errors import EXIT_DONE, EXIT_USER_ERROR, UserError
 
 
@@ -37,14 +38,14 @@ def check_launch(argv: Sequence[str]) -> None:
         config_required=True,
     )
     layers.print_config = False
-    config = resolve(layers)
+    problems: list[str] = []
+    try:
+        resolve(layers, check_data=source_problems)
+    except UserError as error:
+        problems += error.problems
 
-    # Slow to import; a wrong option is reported before.
     import torch
 
-    from t5_fsdp.data.sources import source_problems
-
-    problems = list(source_problems(config.data))
     if not torch.cuda.is_available():
         problems.append(
             "PyTorch sees no GPU on this machine; `make demo` runs on the CPU, and so does "

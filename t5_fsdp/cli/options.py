@@ -20,7 +20,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +29,7 @@ import docstring_parser
 import jsonargparse
 import yaml
 
-from t5_fsdp.config import Config, normalize, to_dict, value_problems
+from t5_fsdp.config import Config, DataConfig, normalize, to_dict, value_problems
 from t5_fsdp.errors import EXIT_DONE, UserError
 
 _CONFIG_EXAMPLE = "configs/demo.yaml"
@@ -151,7 +151,11 @@ def parse_layers(
     return layers
 
 
-def resolve(layers: Layers, base: dict[str, Any] | None = None) -> Config:
+def resolve(
+    layers: Layers,
+    base: dict[str, Any] | None = None,
+    check_data: Callable[[DataConfig], Sequence[str]] | None = None,
+) -> Config:
     """The configuration of a run: defaults <- base <- files <- command line, checked.
 
     Sections are merged option by option; an option whose value is a mapping (model.config) is
@@ -160,9 +164,10 @@ def resolve(layers: Layers, base: dict[str, Any] | None = None) -> Config:
     Args:
         layers: from `parse_layers`.
         base: a configuration to start from, as nested dicts, e.g. that of a checkpoint.
+        check_data: what can be said against the data section, e.g. `source_problems`.
 
     Raises:
-        UserError: lists every unknown option, wrong type and impossible value.
+        UserError: lists every unknown option, wrong type, impossible value and missing file.
         SystemExit: code 0, after `--print_config` has printed the configuration.
     """
     base = base or {}
@@ -174,7 +179,10 @@ def resolve(layers: Layers, base: dict[str, Any] | None = None) -> Config:
         if not isinstance(layers.flags.get(name), dict):
             origins.pop(name, None)
     merged = _merge(_merge(base, layers.files), layers.flags)
-    config, problems = _check(merged, origins, check_values=True)
+    # What is printed may be meant for a machine that has the data.
+    config, problems = _check(
+        merged, origins, check_values=True, check_data=None if layers.print_config else check_data
+    )
     if problems:
         raise UserError(*problems)
     if layers.print_config:
@@ -375,7 +383,11 @@ def _merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _check(
-    merged: Mapping[str, Any], origins: Mapping[str, str], *, check_values: bool
+    merged: Mapping[str, Any],
+    origins: Mapping[str, str],
+    *,
+    check_values: bool,
+    check_data: Callable[[DataConfig], Sequence[str]] | None = None,
 ) -> tuple[Config, list[str]]:
     """Build the configuration and list the problems; what is wrong keeps its default."""
     given, unsettled, problems = _flatten(merged, origins)
@@ -390,12 +402,14 @@ def _check(
             unsettled.add(name)
             problems.append(_wrong_type(_options()[name], value) + _place(name, origins))
     config = normalize(_build(values))
-    if check_values:
-        for problem in value_problems(config):
-            # A default stands in for what could not be read; a complaint about it would mislead.
-            if not any(_mentions(problem, name) for name in unsettled):
-                leading = re.match(r"[\w.]*\w", problem)
-                problems.append(problem + _place(leading[0] if leading else "", origins))
+    found = value_problems(config) if check_values else []
+    if check_data is not None and not any(name.startswith("data.") for name in unsettled):
+        found = [*found, *(text for text in check_data(config.data) if text not in found)]
+    for problem in found:
+        # A default stands in for what could not be read; a complaint about it would mislead.
+        if not any(_mentions(problem, name) for name in unsettled):
+            leading = re.match(r"[\w.]*\w", problem)
+            problems.append(problem + _place(leading[0] if leading else "", origins))
     return config, problems
 
 

@@ -12,7 +12,6 @@ from t5_fsdp.cli.process import Session, run
 from t5_fsdp.config import Config
 from t5_fsdp.console import Console
 from t5_fsdp.data.sources import source_problems
-from t5_fsdp.errors import UserError
 
 if TYPE_CHECKING:
     from t5_fsdp.data.tokenization import PreparedData
@@ -33,9 +32,7 @@ def _prepare(argv: Sequence[str], session: Session) -> None:
         description="Read, clean, split and tokenize the data once; train does it by itself too.",
         config_required=True,
     )
-    config = resolve(layers)
-    if problems := source_problems(config.data):
-        raise UserError(*problems)
+    config = resolve(layers, check_data=source_problems)
     world = session.enter_world()
     prepared = prepare_on_all_ranks(config, world, session.console)
     if world.is_main:

@@ -35,7 +35,9 @@ class Session:
 
     Attributes:
         console: rank 0's lines.
-        on_failure: called with a message when the command fails, e.g. to write status.json.
+        on_early_end: called on one rank with "failed" or "preempted" and a message, when the
+            command ends before its work is done, e.g. to write status.json.
+        last_checkpoint: what to go back to after a defect.
     """
 
     def __init__(self, launch: Launch, interruption: Interruption, console: Console) -> None:
@@ -43,7 +45,7 @@ class Session:
         self.interruption = interruption
         self.console = console
         self.world: World | None = None
-        self.on_failure: Callable[[str], None] = lambda message: None
+        self.on_early_end: Callable[[str, str], None] = lambda state, message: None
         self.last_checkpoint: Callable[[], Path | None] = lambda: None
 
     def enter_world(self) -> World:
@@ -84,7 +86,7 @@ def run(command: Callable[[Session], None], *, results_on_stdout: bool = False) 
             raise
         except BaseException as error:
             code = _fail(session, error)
-            if session.world is not None and code != EXIT_PREEMPTED:
+            if session.world is not None:
                 session.world.say_goodbye(_SECONDS_FOR_THE_LAST)
             return code
         finally:
@@ -99,16 +101,19 @@ def _disconnect(session: Session) -> None:
 
 def _fail(session: Session, error: BaseException) -> int:
     if isinstance(error, Preempted):
-        session.console.say(str(error))
-        return EXIT_PREEMPTED
-    if isinstance(error, PeerFailed) or _peer_failed(session):
+        return _preempted(session, str(error))
+    # An error after a peer's is its consequence, or the same one over again.
+    peer = error if isinstance(error, PeerFailed) else _failed_peer(session)
+    if peer is not None and peer.exit_code == EXIT_PREEMPTED:
+        return _preempted(session, "stopped by a signal to another rank")
+    if peer is not None:
         time.sleep(_SECONDS_BEHIND_THE_SPEAKER)
-        return error.exit_code if isinstance(error, PeerFailed) else EXIT_DEFECT
+        return peer.exit_code
     code = EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_DEFECT
     if not session.speaks(code):
         time.sleep(_SECONDS_BEHIND_THE_SPEAKER)
         return code
-    session.on_failure(str(error).split("\n")[0])
+    session.on_early_end("failed", str(error).split("\n")[0])
     if isinstance(error, UserError):
         print(error.render(), file=sys.stderr, flush=True)
     else:
@@ -118,16 +123,26 @@ def _fail(session: Session, error: BaseException) -> int:
     return code
 
 
-def _peer_failed(session: Session) -> bool:
+def _preempted(session: Session, message: str) -> int:
+    if session.world is not None:
+        # The signal may have come to this rank alone, and the others wait for it.
+        session.world.claim_failure(EXIT_PREEMPTED)
+    if session.launch.rank == 0:
+        session.on_early_end("preempted", message)
+    session.console.say(message)
+    return EXIT_PREEMPTED
+
+
+def _failed_peer(session: Session) -> PeerFailed | None:
     if session.world is None:
-        return False
+        return None
     try:
         session.world.raise_if_peer_failed()
-    except PeerFailed:
-        return True
+    except PeerFailed as peer:
+        return peer
     except Exception:  # the store is gone with its host
-        return False
-    return False
+        return None
+    return None
 
 
 def leave(code: int) -> NoReturn:

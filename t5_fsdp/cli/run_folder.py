@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import platform
 import shutil
@@ -176,8 +175,10 @@ def write_run_files(
     tokenizer_dir: Path,
 ) -> None:
     """What the run folder says about the run before its first step."""
+    from t5_fsdp.training.metrics import write_json
+
     (run_dir / "config.yaml").write_text(config_yaml, encoding="utf-8")
-    for name, value in (("environment.json", environment), ("data_audit.json", audit)):
-        (run_dir / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    write_json(run_dir / "environment.json", environment)
+    write_json(run_dir / "data_audit.json", audit)
     shutil.rmtree(run_dir / "tokenizer", ignore_errors=True)
     shutil.copytree(tokenizer_dir, run_dir / "tokenizer")

@@ -263,7 +263,6 @@ class Trainer:
         if step == self._last:
             return
         self._board.close()
-        self._status("preempted", f"stopped by a signal after step {step}")
         raise Preempted(f"stopped by a signal after step {step}; the same command goes on from it")
 
     def _status(self, state: str, message: str) -> None:

@@ -46,13 +46,21 @@ def test_train_refuses(
     overrides, parts = CASES[name]
     options = tiny_options(corpus, tmp_path / "run", **overrides)
     refused(pools, "train", options, *parts, world_size=world_size)
-    assert not list((tmp_path / "run").glob("checkpoints/*"))
+    assert not (tmp_path / "run").exists()
 
 
 def test_all_problems_come_at_once(pools: Any, corpus: Path, tmp_path: Path) -> None:
-    wrong = {"train.epochs": "three", "optimizer.lr": -1, "train.epoch": 3}
+    wrong = {
+        "train.epochs": "three",
+        "optimizer.lr": -1,
+        "train.epoch": 3,
+        "data.test_files": "/no/such.jsonl",
+    }
     options = tiny_options(corpus, tmp_path / "run", **wrong)
     refused(pools, "train", options, "train.epochs", "optimizer.lr", "--train.epoch;", lines=3)
+    del wrong["train.epoch"]
+    options = tiny_options(corpus, tmp_path / "run", **wrong)
+    refused(pools, "train", options, "train.epochs", "optimizer.lr", "/no/such.jsonl", lines=3)
 
 
 def test_empty_split(pools: Any, corpus: Path, tmp_path: Path) -> None:

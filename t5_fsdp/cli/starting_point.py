@@ -1,0 +1,207 @@
+"""What a training run starts from: settled, and refused where it must be, before a file changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from t5_fsdp.checkpoint.manager import RunState, is_checkpoint, read_state, read_weights
+from t5_fsdp.cli import run_folder
+from t5_fsdp.config import Config, to_dict
+from t5_fsdp.data.batching import SpecialIds, StepBatches
+from t5_fsdp.data.tokenization import load_tokenizer
+from t5_fsdp.errors import UserError
+from t5_fsdp.model.build import ModelSpec, StateDict, initial_weights, resolve_spec
+from t5_fsdp.training.trainer import total_steps
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from t5_fsdp.data.tokenization import PreparedData, TokenizedSplit
+    from t5_fsdp.distributed import World
+
+# Initial weights, and whether they hold an output head of their own.
+ReadWeights = Callable[[], tuple[StateDict, bool]]
+
+_MODEL_SHAPE = (
+    "d_model", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "num_heads", "vocab_size",
+    "feed_forward_proj", "relative_attention_num_buckets",
+)  # fmt: skip
+
+
+@dataclass
+class StartingPoint:
+    """Model, data and place of a run before its next step.
+
+    Attributes:
+        resume: the checkpoint to go on from, or None for a start at step 1.
+        state: what the next checkpoint is written from.
+        last_step: the run's length in steps.
+        warnings: what resuming changes about the data's order.
+        weights: on rank 0, after `read_initial_weights`; empty when resuming.
+    """
+
+    resume: Path | None
+    tokenizer: PreTrainedTokenizerBase
+    special: SpecialIds
+    spec: ModelSpec
+    batches: StepBatches
+    state: RunState
+    last_step: int
+    warnings: list[str]
+    weights: StateDict
+    read_weights: ReadWeights | None
+
+    @property
+    def is_finished(self) -> bool:
+        return self.state.step >= self.last_step
+
+    def read_initial_weights(self, world: World) -> None:
+        """Read or draw them on rank 0; all ranks hear whether the head is the model's own."""
+        if self.read_weights is None:
+            return
+        read = self.read_weights
+
+        def on_rank_zero() -> bool:
+            self.weights, own_head = read()
+            return own_head
+
+        self.spec.own_head = world.on_rank_zero(on_rank_zero)
+        self.state.model = self.spec.to_json()
+
+
+def find_start(
+    config: Config, world: World, prepared: PreparedData, resume: Path | None
+) -> StartingPoint:
+    """Settle what a run starts from; reads no weights and writes nothing.
+
+    Raises:
+        UserError: the checkpoint belongs to other data, another tokenizer or model shape; the
+            model options are wrong; an example exceeds micro_batch_tokens.
+    """
+    tokenizer = load_tokenizer(str(prepared.tokenizer_directory))
+    split = prepared.split("train")
+    assert split is not None
+    old = None if resume is None else read_state(resume)
+    reader: ReadWeights | None = None
+    if resume is None or old is None:
+        spec, reader = choose_model(config, tokenizer)
+    else:
+        _compare_data(old, prepared, resume)
+        spec = _resumed_spec(config, tokenizer, old, resume)
+    special = SpecialIds(tokenizer.pad_token_id, spec.config.decoder_start_token_id)
+    batches = _batches(config, world, split, special)
+    plan = {
+        "seed": config.seed,
+        "global_batch_size": config.train.global_batch_size,
+        "batching": config.train.batching,
+    }
+    return StartingPoint(
+        resume=resume,
+        tokenizer=tokenizer,
+        special=special,
+        spec=spec,
+        batches=batches,
+        state=RunState(
+            step=old.step if old else 0,
+            model=spec.to_json(),
+            data_hash=prepared.content_hash["train"],
+            tokenizer_hash=run_folder.hash_folder(prepared.tokenizer_directory),
+            plan=plan,
+            window=old.window if old else {},
+            scores=old.scores if old else {},
+            versions=run_folder.library_versions(),
+            prefix=config.data.prefix,
+            prepared=str(prepared.directory),
+        ),
+        last_step=total_steps(batches.steps_per_epoch, config.train),
+        warnings=_plan_warnings(old.plan if old else plan, plan),
+        weights={},
+        read_weights=reader,
+    )
+
+
+def choose_model(
+    config: Config, tokenizer: PreTrainedTokenizerBase
+) -> tuple[ModelSpec, ReadWeights]:
+    """The model to start with and how its weights are read: random, pretrained or a checkpoint's.
+
+    Raises:
+        UserError: the model can't be found, or its options are wrong.
+    """
+    name = config.model.name
+    if name is None or not is_checkpoint(Path(name)):
+        spec = resolve_spec(config.model, tokenizer)
+    else:
+        spec = read_state(Path(name)).spec
+        if config.model.init == "pretrained":
+            return spec, lambda: (read_weights(Path(name)), spec.own_head)
+    return spec, initial_weights(config.model, spec, config.seed)
+
+
+def _batches(
+    config: Config, world: World, split: TokenizedSplit, special: SpecialIds
+) -> StepBatches:
+    return StepBatches(
+        split,
+        special,
+        rank=world.rank,
+        world_size=world.world_size,
+        global_batch_size=config.train.global_batch_size,
+        micro_batch_tokens=config.train.micro_batch_tokens,
+        batching=config.train.batching,
+        seed=config.seed,
+    )
+
+
+def _resumed_spec(
+    config: Config, tokenizer: PreTrainedTokenizerBase, old: RunState, folder: Path
+) -> ModelSpec:
+    """The checkpoint's model; other values that keep its shape (dropout) may have changed.
+
+    Raises:
+        UserError: the options ask for a model of another shape.
+    """
+    if run_folder.read_config_dict(folder).get("model") == to_dict(config.model):
+        return old.spec
+    asked, _ = choose_model(config, tokenizer)
+    stored = old.spec.config
+    differences = [
+        f"{name} is {getattr(stored, name, None)} there and {getattr(asked.config, name, None)} now"
+        for name in _MODEL_SHAPE
+        if getattr(stored, name, None) != getattr(asked.config, name, None)
+    ]
+    if differences:
+        raise UserError(
+            f"{folder} holds a model of another shape; give another run_dir or its model options",
+            *differences,
+        )
+    asked.own_head = old.spec.own_head
+    return asked
+
+
+def _compare_data(old: RunState, prepared: PreparedData, folder: Path) -> None:
+    """Raises UserError when the checkpoint was trained on other data or with another tokenizer."""
+    tokenizer_hash = run_folder.hash_folder(prepared.tokenizer_directory)
+    if old.tokenizer_hash != tokenizer_hash:
+        raise UserError(
+            f"{folder} was trained with another tokenizer ({old.tokenizer_hash[:12]}, now "
+            f"{tokenizer_hash[:12]}); use that one, or give another run_dir"
+        )
+    if old.data_hash != prepared.content_hash["train"]:
+        raise UserError(
+            f"{folder} was trained on other training data (content {old.data_hash[:12]}, now "
+            f"{prepared.content_hash['train'][:12]}); restore the data, its limits and prefix, or "
+            "give another run_dir"
+        )
+
+
+def _plan_warnings(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    return [
+        f"{name} was {old.get(name)} and is {value} now: from here on the order of the data is "
+        "another, so this epoch may repeat or miss examples"
+        for name, value in new.items()
+        if old.get(name) != value
+    ]

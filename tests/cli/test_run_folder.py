@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,7 +13,8 @@ import pytest
 from t5_fsdp.cli.run_folder import lock_run_dir
 from t5_fsdp.console import Console
 from t5_fsdp.errors import UserError
-from tests.conftest import ROOT, tiny_options
+from tests.conftest import tiny_options
+from tests.launch import torchrun
 
 
 def test_second_run_waits_then_is_refused(tmp_path: Path) -> None:
@@ -31,11 +31,8 @@ def test_workers_end_with_a_killed_launcher(corpus: Path, tmp_path: Path) -> Non
     run_dir = tmp_path / "run"
     options = tiny_options(corpus, run_dir, **{"train.max_steps": 100000, "train.epochs": 100000})
     launcher = subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
-         str(ROOT / "scripts/train.py"), *options],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        torchrun("train", options), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         metrics, deadline = run_dir / "metrics.jsonl", time.monotonic() + 90
         while not metrics.exists() and time.monotonic() < deadline:

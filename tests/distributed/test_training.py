@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +25,39 @@ def train(pool: Any, corpus: Path, run_dir: Path, **overrides: Any) -> tuple[str
     return out, err
 
 
+@dataclass
+class PlainRun:
+    """Figures of `plain_run`: a loss and a gradient norm (before clipping) a step."""
+
+    losses: list[float]
+    grad_norms: list[float]
+    validation_loss: float
+
+
+def _read_pairs(corpus: Path, split: str, tokenizer: Any) -> tuple[list[list[int]], ...]:
+    rows = [json.loads(line) for line in (corpus / f"{split}.jsonl").read_text().splitlines()]
+    return (
+        [tokenizer("summarize: " + row["document"])["input_ids"] for row in rows],
+        [tokenizer(row["summary"])["input_ids"] for row in rows],
+    )
+
+
+def _summed_loss(model: Any, source: list[int], target: list[int]) -> torch.Tensor:
+    # One row at a time: no padding anywhere.
+    logits = model(input_ids=torch.tensor([source]), labels=torch.tensor([target])).logits[0]
+    return -logits.log_softmax(-1)[range(len(target)), target].sum()
+
+
 @functools.cache
-def plain_losses(corpus: Path, steps: int, global_batch_size: int = 16) -> list[float]:
-    """Ten steps by transformers and torch alone: no code of ours but the data order and weights."""
+def plain_run(corpus: Path, steps: int, global_batch_size: int = 16) -> PlainRun:
+    """Training by transformers and torch alone: of ours only the data's order and the weights."""
     from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
 
     from t5_fsdp.data.batching import plan_epoch
     from t5_fsdp.model.build import ModelSpec, draw_weights
 
     tokenizer = AutoTokenizer.from_pretrained(corpus / "tokenizer")
-    rows = [json.loads(line) for line in (corpus / "train.jsonl").read_text().splitlines()]
-    sources = [tokenizer("summarize: " + row["document"])["input_ids"] for row in rows]
-    targets = [tokenizer(row["summary"])["input_ids"] for row in rows]
+    sources, targets = _read_pairs(corpus, "train", tokenizer)
     config = T5Config(
         vocab_size=(len(tokenizer) + 127) // 128 * 128,
         d_model=32,
@@ -49,9 +72,9 @@ def plain_losses(corpus: Path, steps: int, global_batch_size: int = 16) -> list[
     weights = draw_weights(ModelSpec(config, own_head=False), seed=1)
     model.load_state_dict(weights, strict=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
-    found: list[float] = []
-    epoch = 0
-    while len(found) < steps:
+    losses: list[float] = []
+    norms: list[float] = []
+    for epoch in itertools.count():
         plan = plan_epoch(
             torch.tensor([len(s) for s in sources]).numpy(),
             torch.tensor([len(t) for t in targets]).numpy(),
@@ -63,20 +86,27 @@ def plain_losses(corpus: Path, steps: int, global_batch_size: int = 16) -> list[
         for place in range(len(plan)):
             batch = plan.batch(place)
             optimizer.zero_grad()
-            total = sum(len(targets[i]) for i in batch)
-            loss_sum = torch.zeros(())
-            for i in batch:  # one row at a time: no padding anywhere
-                logits = model(
-                    input_ids=torch.tensor([sources[i]]), labels=torch.tensor([targets[i]])
-                ).logits[0]
-                picked = logits.log_softmax(-1)[range(len(targets[i])), targets[i]]
-                loss_sum = loss_sum - picked.sum()
-            (loss_sum / total).backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            loss_sum = sum(
+                (_summed_loss(model, sources[i], targets[i]) for i in batch), torch.zeros(())
+            )
+            mean = loss_sum / sum(len(targets[i]) for i in batch)
+            mean.backward()
+            norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)))
             optimizer.step()
-            found.append(loss_sum.item() / total)
-        epoch += 1
-    return found[:steps]
+            losses.append(mean.item())
+            if len(losses) == steps:
+                return PlainRun(losses, norms, _plain_validation_loss(corpus, model, tokenizer))
+    raise AssertionError
+
+
+def _plain_validation_loss(corpus: Path, model: Any, tokenizer: Any) -> float:
+    sources, targets = _read_pairs(corpus, "validation", tokenizer)
+    with torch.no_grad():
+        total = sum(
+            float(_summed_loss(model, source, target))
+            for source, target in zip(sources, targets, strict=True)
+        )
+    return total / sum(map(len, targets))
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
@@ -86,7 +116,13 @@ def test_losses_equal_a_plain_loop(
 ) -> None:
     run_dir = tmp_path / "run"
     train(pools(world_size), corpus, run_dir, **{"train.micro_batch_tokens": micro_batch_tokens})
-    assert losses(run_dir) == pytest.approx(plain_losses(corpus, 10), rel=1e-5)
+    plain = plain_run(corpus, 10)
+    assert losses(run_dir) == pytest.approx(plain.losses, rel=1e-5)
+    # AdamW hardly sees the scale of a gradient; its norm does.
+    norms = [row["grad_norm"] for row in read_metrics(run_dir, "train")]
+    assert norms == pytest.approx(plain.grad_norms, rel=1e-4)
+    [validation] = read_metrics(run_dir, "validation")
+    assert validation["loss"] == pytest.approx(plain.validation_loss, rel=1e-5)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 7])

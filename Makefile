@@ -5,6 +5,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 CONFIG ?= configs/wikihow_t5_3b.yaml
 ARGS ?=
+RUN_DIR ?= runs/demo
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -13,8 +14,9 @@ STAMP := $(VENV)/.requirements-installed
 # There while pip works; left behind by an interrupted set-up, which then starts afresh.
 BUILDING := $(VENV)/.building
 
-# One thread a process: two processes share the cores, and torchrun does not warn.
-ON_CPU := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
+# One thread a process: two processes share the cores, and torchrun does not warn. A GPU would be
+# used by one process only.
+ON_CPU := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 CUDA_VISIBLE_DEVICES=
 TORCHRUN_CPU := $(ON_CPU) $(BIN)/torchrun --standalone --nproc_per_node 2
 
 .PHONY: help setup demo train test test-long lint clean
@@ -24,6 +26,7 @@ help:  ## show this list
 		| while IFS='|' read -r name text; do printf '  make %-10s %s\n' "$$name" "$$text"; done
 	@echo
 	@echo '  Variables: CONFIG=FILE.yaml (train), ARGS="--section.option value ..." (demo, train),'
+	@echo '             RUN_DIR=FOLDER (demo),'
 	@echo '             ARGS="pytest options" (test, test-long), PYTHON=/path/to/python3 (setup)'
 
 setup: $(STAMP)  ## only make .venv, with what tests and benchmark need
@@ -45,8 +48,10 @@ $(STAMP): requirements.txt
 	@touch $(STAMP)
 
 demo: $(STAMP)  ## train a tiny T5 on two CPU processes and evaluate ROUGE (about two minutes)
-	@$(TORCHRUN_CPU) scripts/train.py --config configs/demo.yaml $(ARGS)
-	@$(TORCHRUN_CPU) scripts/eval_rouge.py --checkpoint runs/demo --split test
+	@case ' $(ARGS)' in *' --run_dir'*) \
+		echo 'error: give RUN_DIR=FOLDER to make demo instead of --run_dir in ARGS' >&2; exit 2;; esac
+	@$(TORCHRUN_CPU) scripts/train.py --config configs/demo.yaml --run_dir $(RUN_DIR) $(ARGS)
+	@$(TORCHRUN_CPU) scripts/eval_rouge.py --checkpoint $(RUN_DIR) --split test
 
 train: $(STAMP)  ## train with CONFIG on all GPUs of this machine
 	@$(BIN)/python -m t5_fsdp.cli.launch_check --config $(CONFIG) $(ARGS)

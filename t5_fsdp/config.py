@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -215,7 +216,11 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def normalize(config: Config) -> Config:
-    """Turn the short forms an option accepts into their long form, in place: a path into a list."""
+    """Turn short forms into long ones, in place: a path into a list, ~ into the home folder."""
+    config.run_dir = os.path.expanduser(config.run_dir)
+    config.data.path = os.path.expanduser(config.data.path)
+    if config.data.cache_dir:
+        config.data.cache_dir = os.path.expanduser(config.data.cache_dir)
     for name in ("train_files", "validation_files", "test_files"):
         value = getattr(config.data, name)
         if isinstance(value, str):
@@ -254,8 +259,8 @@ _MAXIMUM: dict[str, float] = {"seed": 2**63 - 1}
 # These must be larger than zero: a run with none of it does nothing.
 _POSITIVE = ("optimizer.grad_clip_norm", "train.epochs")
 
-# Values that DESIGN promises and this version does not honour yet: refused, never ignored.
-_NOT_YET: dict[str, tuple[Any, ...]] = {
+# Values that are reserved but not honoured by this version: refused, never ignored.
+NOT_YET: dict[str, tuple[Any, ...]] = {
     "data.source": ("hub",),
     "parallel.engine": ("fsdp1", "ddp"),
     "parallel.sharding": ("shard_grad_op", "hybrid_shard", "no_shard"),
@@ -307,7 +312,7 @@ def _not_yet_problems(flat: dict[str, Any]) -> list[str]:
     return [
         f"{name}: {_yaml(flat[name])} is not supported in this version; "
         f"use {_yaml(_default_of(name))}"
-        for name, values in _NOT_YET.items()
+        for name, values in NOT_YET.items()
         if flat[name] in values
     ]
 
@@ -341,6 +346,14 @@ def _combination_problems(config: Config) -> list[str]:
         problems.append(
             "model.tokenizer: train with model.init: pretrained would give the pretrained weights "
             "another vocabulary; set model.init: random or model.tokenizer: null"
+        )
+    for name in ("dataset", "subset"):
+        if data.source != "hub" and getattr(data, name) is not None:
+            problems.append(f"data.{name} is only for data.source: hub; set it to null")
+    if config.parallel.num_replicas is not None:
+        problems.append(
+            "parallel.num_replicas is only for parallel.sharding: hybrid_shard, which is not "
+            "supported in this version; set it to null"
         )
     if data.source == "files" and not data.train_files:
         problems.append("data.source: files needs data.train_files")

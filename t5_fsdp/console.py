@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Iterator
@@ -42,14 +43,18 @@ class Console:
 
     def say(self, text: str = "") -> None:
         """One line, or several."""
-        if not self.enabled:
-            return
-        self._print(text)
+        if self.enabled:
+            self._print(text)
+            self.record(text)
+
+    def record(self, text: str) -> None:
+        """Lines for the log alone."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         lines = [f"{stamp} {line}\n" for line in text.split("\n")]
         if self._log is None:
             self._early += lines
-        else:
+            return
+        with contextlib.suppress(OSError):  # a full disk must not end a run that can go on
             self._log.writelines(lines)
             self._log.flush()
 

@@ -45,11 +45,11 @@ class Interruption:
     @contextmanager
     def deferred(self) -> Iterator[None]:
         """While this lasts a signal only sets `requested`."""
-        self._deferred = True
+        before, self._deferred = self._deferred, True
         try:
             yield
         finally:
-            self._deferred = False
+            self._deferred = before
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested is not None:

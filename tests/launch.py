@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,13 @@ def torchrun(script: str, argv: Sequence[Any], num_processes: int = 2) -> list[s
     ]  # fmt: skip
 
 
+def cpu_environment() -> dict[str, str]:
+    """This process's environment without its GPUs."""
+    return {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+
+
 def run(command: Sequence[str], timeout_seconds: float = 120) -> subprocess.CompletedProcess[str]:
     """Run it to its end, with its output as text."""
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_seconds)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout_seconds, env=cpu_environment()
+    )

@@ -23,6 +23,8 @@ CALL_TIMEOUT_SECONDS = 120.0
 
 
 def _serve(rank: int, world_size: int, connection: Any) -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # gloo on the CPU, also beside GPUs
+
     import torch
     import torch.distributed as dist
     import transformers  # noqa: F401
@@ -103,8 +105,9 @@ class Pool:
         return [value for _, value in results]
 
     def command(self, name: str, argv: list[str]) -> tuple[int, str, str]:
-        """A command on every rank; rank 0's exit code, and all ranks' output joined."""
+        """A command on every rank; their exit code, the same on all, and their output joined."""
         results = self.run(run_command, name, [str(word) for word in argv])
+        assert len({code for code, _, _ in results}) == 1, results
         return results[0][0], "".join(r[1] for r in results), "".join(r[2] for r in results)
 
     def close(self, force: bool = False) -> None:

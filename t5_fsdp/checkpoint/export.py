@@ -12,8 +12,14 @@ from t5_fsdp.errors import UserError
 from t5_fsdp.model.build import build_with_weights
 
 
-def export_to_hf(checkpoint: Path, output: Path, generation: EvaluationConfig) -> None:
+def export_to_hf(checkpoint: Path, output: Path, generation: EvaluationConfig, prefix: str) -> None:
     """Write float32 weights, configuration, generation settings and tokenizer to `output`.
+
+    Args:
+        checkpoint: a complete one.
+        output: a new or empty folder.
+        generation: becomes the model's defaults for `generate`.
+        prefix: what stands before each document.
 
     Raises:
         UserError: the checkpoint is not sound, or `output` exists and is not an empty folder.
@@ -28,7 +34,7 @@ def export_to_hf(checkpoint: Path, output: Path, generation: EvaluationConfig) -
         length_penalty=generation.length_penalty,
     )
     # Where T5 keeps what a pipeline puts before a text.
-    model.config.task_specific_params = {"summarization": {"prefix": state.prefix}}
+    model.config.task_specific_params = {"summarization": {"prefix": prefix}}
     partial = output.with_name(f".{output.name}.part")
     shutil.rmtree(partial, ignore_errors=True)
     try:

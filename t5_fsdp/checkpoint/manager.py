@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,14 @@ from torch.distributed.checkpoint.state_dict import (
 
 from t5_fsdp.distributed import World
 from t5_fsdp.errors import UserError
+from t5_fsdp.files import write_json
 from t5_fsdp.model.build import ModelSpec, StateDict, build_on_meta, unique_state_dict
 from t5_fsdp.parallel.fsdp2 import clean_name
 
 FORMAT_VERSION = 1
 COMPLETE, STATE, CONFIG, TOKENIZER = "COMPLETE", "state.json", "config.yaml", "tokenizer"
+SCORES = "scores.json"  # of the validation after the checkpoint was written; may be missing
+_DAMAGED = ".damaged"
 _NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -49,7 +53,7 @@ class RunState:
         window: sums of the metrics row that is still open.
         scores: validation figures by step, for best checkpoints.
         versions: of the libraries.
-        prefix: what stands before each document.
+        branched_from: the checkpoint that the run was told to go on from (`checkpoint.resume`).
         prepared: folder of the prepared data, which evaluation uses again if it is there.
     """
 
@@ -61,8 +65,8 @@ class RunState:
     window: dict[str, Any]
     scores: dict[str, dict[str, float]]
     versions: dict[str, str]
-    prefix: str
     prepared: str
+    branched_from: str | None = None
 
     @property
     def spec(self) -> ModelSpec:
@@ -79,6 +83,16 @@ def complete_checkpoints(run_dir: Path) -> list[Path]:
     """The run's complete checkpoints, oldest first."""
     folders = [path for path in (run_dir / "checkpoints").glob("step-*") if step_of(path)]
     return sorted((f for f in folders if (f / COMPLETE).is_file()), key=lambda f: step_of(f) or 0)
+
+
+def newest_sound(folders: Sequence[Path], warn: Callable[[str], None]) -> Path | None:
+    """The last of the folders that is complete and undamaged; tells which ones are not."""
+    for folder in reversed(folders):
+        try:
+            return check_complete(folder)
+        except UserError as error:
+            warn(f"{error}; taking the one before it")
+    return None
 
 
 def is_checkpoint(folder: Path) -> bool:
@@ -132,7 +146,10 @@ def read_state(folder: Path) -> RunState:
     """
     check_complete(folder)
     try:
-        return RunState(**read_json(folder / STATE))
+        state = RunState(**read_json(folder / STATE))
+        if (folder / SCORES).is_file():
+            state.scores = read_json(folder / SCORES)
+        return state
     except TypeError as error:
         raise UserError(f"{folder / STATE} is not of this format ({error})") from None
 
@@ -165,13 +182,21 @@ class CheckpointManager:
     """Saves, finds, loads and prunes the checkpoints of one run; every method is a collective."""
 
     def __init__(
-        self, run_dir: Path, world: World, *, keep_last: int, keep_best: int, best_metric: str
+        self,
+        run_dir: Path,
+        world: World,
+        *,
+        keep_last: int,
+        keep_best: int,
+        best_metric: str,
+        warn: Callable[[str], None] = print,
     ) -> None:
         self._folder = run_dir / "checkpoints"
         self._run_dir = run_dir
         self._world = world
         self._keep_last, self._keep_best = keep_last, keep_best
         self._best_metric = best_metric
+        self._warn = warn
 
     def path(self, step: int) -> Path:
         """Where the checkpoint of a step is or would be."""
@@ -192,7 +217,7 @@ class CheckpointManager:
         """
         began = time.perf_counter()
         folder = self.path(state.step)
-        self._on_main(lambda: self._make_room(folder))
+        self._on_main(lambda: _make_room(folder))
         try:
             dcp.save(_tensors(model, optimizer), checkpoint_id=folder)
         except Exception as error:
@@ -204,15 +229,6 @@ class CheckpointManager:
 
     def _on_main(self, work: Any) -> Any:
         return self._world.on_rank_zero(work)
-
-    def _make_room(self, folder: Path) -> None:
-        # What is in the way has no COMPLETE or is damaged; it goes when its successor is sound.
-        damaged = folder.with_name(folder.name + ".damaged")
-        if folder.exists():
-            shutil.rmtree(damaged, ignore_errors=True)
-            (folder / COMPLETE).unlink(missing_ok=True)
-            os.replace(folder, damaged)
-        folder.mkdir(parents=True, exist_ok=True)
 
     def _finish(self, folder: Path, state: RunState, config_yaml: str, tokenizer_dir: Path) -> int:
         try:
@@ -239,18 +255,35 @@ class CheckpointManager:
             _sync(folder)
         except OSError as error:
             raise _save_error(folder, error) from error
-        shutil.rmtree(folder.with_name(folder.name + ".damaged"), ignore_errors=True)
         return sum(files.values())
 
+    def record_scores(self, state: RunState) -> None:
+        """Put the validation of `state.step` beside its checkpoint, then prune by it."""
+
+        def record() -> None:
+            write_json(self.path(state.step) / SCORES, state.scores)
+            self.prune(state)
+
+        self._on_main(record)
+
     def prune(self, state: RunState) -> None:
-        """Delete complete checkpoints that are neither among the newest nor the best."""
+        """Delete what is neither among the newest nor the best, and what older steps left behind.
+
+        The checkpoint of `state.step`, just written, stays. What can't be deleted is only warned
+        of: the newest checkpoint is sound. On rank 0 only.
+        """
         folders = complete_checkpoints(self._run_dir)
-        kept = {step_of(folder) for folder in folders[-self._keep_last :]}
+        kept = {state.step, *(step_of(folder) for folder in folders[-self._keep_last :])}
         kept |= set(best_steps(state.scores, self._best_metric, folders)[: self._keep_best])
-        for folder in folders:
-            if step_of(folder) not in kept:
-                (folder / COMPLETE).unlink()
+        try:
+            for folder in folders:
+                if step_of(folder) not in kept:
+                    (folder / COMPLETE).unlink()
+                    shutil.rmtree(folder)
+            for folder in _leftovers(self._folder, state.step):
                 shutil.rmtree(folder)
+        except OSError as error:
+            self._warn(f"an old checkpoint can't be deleted ({error}); delete it by hand")
 
     def load(self, folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Read a complete checkpoint into a materialized model and its optimizer, on any layout.
@@ -258,10 +291,42 @@ class CheckpointManager:
         Raises:
             UserError: the files can't be read or belong to another model.
         """
+        configured = [_options(group) for group in optimizer.param_groups]
         state = _tensors(model, optimizer)
         _load(state, folder, no_dist=False)
         set_model_state_dict(model, _with_shared_names(model, state["model"]))
         set_optimizer_state_dict(model, optimizer, state["optimizer"])
+        # The stored options would win without a word over the configuration's.
+        for group, options in zip(optimizer.param_groups, configured, strict=True):
+            group.update(options)
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+def _make_room(folder: Path) -> None:
+    # What is in the way has no COMPLETE or is damaged; it goes when its successor is sound.
+    damaged = folder.with_name(folder.name + _DAMAGED)
+    try:
+        if folder.exists():
+            shutil.rmtree(damaged, ignore_errors=True)
+            (folder / COMPLETE).unlink(missing_ok=True)
+            os.replace(folder, damaged)
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _save_error(folder, error) from error
+
+
+def _leftovers(folder: Path, step: int) -> list[Path]:
+    """Of steps up to `step`: what an interrupted save left, and damaged ones moved aside."""
+    found = []
+    for path in folder.iterdir():
+        of_step = step_of(path.with_name(path.name.removesuffix(_DAMAGED)))
+        damaged = path.name.endswith(_DAMAGED) or not (path / COMPLETE).exists()
+        if of_step is not None and of_step <= step and damaged:
+            found.append(path)
+    return found
 
 
 def best_steps(

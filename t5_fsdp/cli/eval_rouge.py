@@ -46,6 +46,7 @@ def _evaluate(argv: Sequence[str], session: Session) -> None:
     if (own["checkpoint"] is None) == (own["predictions"] is None):
         raise UserError("eval_rouge needs --checkpoint DIR or --predictions FILE.jsonl, not both")
     if own["predictions"] is not None:
+        resolve(layers)  # nothing of it is used, but a misspelt option is still said
         _score_file(Path(own["predictions"]), own["output_dir"], session)
     else:
         _evaluate_checkpoint(layers, session)
@@ -55,6 +56,7 @@ def _score_file(path: Path, output_dir: str | None, session: Session) -> None:
     from t5_fsdp.evaluation.rouge import (
         format_table,
         lead_baseline,
+        num_cores,
         read_predictions,
         score_pairs,
         write_rouge,
@@ -64,11 +66,12 @@ def _score_file(path: Path, output_dir: str | None, session: Session) -> None:
         return
     rows = read_predictions(path)
     references = [row["reference"] for row in rows]
-    summary = score_pairs([row["prediction"] for row in rows], references).summary()
+    predictions = [row["prediction"] for row in rows]
+    summary = score_pairs(predictions, references, num_cores(), progress=True).summary()
     systems = {"predictions": summary}
     if all(isinstance(row.get("document"), str) for row in rows):
         lead = lead_baseline([row["document"] for row in rows], references)
-        systems["lead baseline"] = score_pairs(lead, references).summary()
+        systems["lead baseline"] = score_pairs(lead, references, num_cores()).summary()
     session.console.say(f"{len(rows)} examples of {path}")
     session.console.say(format_table(systems))
     if output_dir is not None:
@@ -78,7 +81,7 @@ def _score_file(path: Path, output_dir: str | None, session: Session) -> None:
 def _evaluate_checkpoint(layers: Layers, session: Session) -> None:
     from t5_fsdp.evaluation.evaluate import score_split, summarize_split, write_evaluation
     from t5_fsdp.evaluation.generation import GenerationSettings
-    from t5_fsdp.evaluation.rouge import format_table, lead_baseline, score_pairs
+    from t5_fsdp.evaluation.rouge import format_table, lead_baseline, num_cores, score_pairs
 
     found = find_model(layers, "--checkpoint", layers.own["checkpoint"])
     config = resolve(layers, found.base)
@@ -109,7 +112,10 @@ def _evaluate_checkpoint(layers: Layers, session: Session) -> None:
         summary = write_evaluation(folder, scores, rows, settings.to_json())
         references = [row["reference"] for row in rows]
         lead = lead_baseline([row["document"] for row in rows], references)
-        systems = {"model": summary, "lead baseline": score_pairs(lead, references).summary()}
+        systems = {
+            "model": summary,
+            "lead baseline": score_pairs(lead, references, num_cores()).summary(),
+        }
         console.say(format_table(systems))
         console.say(f"written: {folder}")
 
@@ -125,14 +131,38 @@ def _all_of(split: Any) -> Any:
 def _prepared(
     config: Config, stored: dict[str, Any] | None, loaded: LoadedModel, session: Session
 ) -> PreparedData:
-    """The run's own prepared data where it is still there and the data options are the same."""
-    from t5_fsdp.data.tokenization import open_prepared
+    """The run's own prepared data where its options and files are the same, else new.
 
+    Raises:
+        UserError: neither the prepared data nor the files it came from are there.
+    """
     assert session.world is not None
-    same_data = stored == to_dict(config.data)
-    if loaded.prepared is not None and same_data and loaded.prepared.is_dir():
-        return open_prepared(loaded.prepared)
+    own = None
+    if loaded.prepared is not None and stored == to_dict(config.data):
+        own = _run_data(config, loaded.prepared, session)
+    if own is not None:
+        return own
     if problems := source_problems(config.data):
         raise UserError(*problems)
     config.model.tokenizer = str(loaded.tokenizer_source)
     return prepare_on_all_ranks(config, session.world, session.console)
+
+
+def _run_data(config: Config, folder: Path, session: Session) -> PreparedData | None:
+    """The data as the run prepared it, or None where it is gone or its files have changed."""
+    from t5_fsdp.data.sources import source_fingerprint
+    from t5_fsdp.data.tokenization import find_prepared
+
+    assert session.world is not None
+
+    def decide() -> bool:
+        prepared = find_prepared(folder)
+        if prepared is None:
+            return False
+        if source_problems(config.data):
+            session.console.warn(f"the data files are gone; using {folder}, made from them")
+            return True
+        return source_fingerprint(config.data) == prepared.source_fingerprint
+
+    # Hashing large files is work for one rank.
+    return find_prepared(folder) if session.world.on_rank_zero(decide) else None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from t5_fsdp.cli import run_folder
 from t5_fsdp.cli.options import Layers
-from t5_fsdp.config import Config
+from t5_fsdp.config import Config, ModelConfig
 from t5_fsdp.errors import UserError
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ class LoadedModel:
     Attributes:
         source: what it was loaded from, for messages.
         label: name of its folder below `evaluation`.
-        prefix: to put before a text; None: as the configuration says.
         prepared: the prepared data of its run.
     """
 
@@ -56,7 +55,6 @@ class LoadedModel:
     tokenizer_source: str
     source: str
     label: str
-    prefix: str | None
     prepared: Path | None
     checkpoint: Path | None
 
@@ -113,13 +111,14 @@ def load_model(found: FoundModel, config: Config, device: torch.device) -> Loade
         tokenizer = load_tokenizer(tokenizer_source)
         source, label = str(found.checkpoint), f"step-{state.step:08d}"
     else:
-        config.model.name, config.model.init = found.name, "pretrained"
-        tokenizer_source = config.model.tokenizer or found.name
-        if tokenizer_source == "train":
-            tokenizer_source = found.name
-        tokenizer = load_tokenizer(tokenizer_source, config.model.revision)
-        spec = resolve_spec(config.model, tokenizer)
-        weights, spec.own_head = load_pretrained(config.model, spec)
+        options = ModelConfig(name=found.name, attention=config.model.attention)
+        if found.name == config.model.name:
+            # The recipe's own model; another one has its own revisions and shape.
+            options.revision, options.config = config.model.revision, config.model.config
+        tokenizer_source = found.name
+        tokenizer = load_tokenizer(tokenizer_source, options.revision)
+        spec = resolve_spec(options, tokenizer)
+        weights, spec.own_head = load_pretrained(options, spec)
         source, label = found.name, Path(found.name).name
         state = None
     cast = {name: tensor.to(device=device, dtype=dtype) for name, tensor in weights.items()}
@@ -129,7 +128,6 @@ def load_model(found: FoundModel, config: Config, device: torch.device) -> Loade
         tokenizer_source=tokenizer_source,
         source=source,
         label=label,
-        prefix=state.prefix if state else None,
         prepared=Path(state.prepared) if state else None,
         checkpoint=found.checkpoint,
     )

@@ -22,14 +22,13 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import docstring_parser
 import jsonargparse
-import yaml
 
-from t5_fsdp.config import Config, DataConfig, normalize, to_dict, value_problems
+from t5_fsdp.cli.yaml_files import read_yaml, to_yaml
+from t5_fsdp.config import NOT_YET, Config, DataConfig, normalize, to_dict, value_problems
 from t5_fsdp.errors import EXIT_DONE, UserError
 
 _CONFIG_EXAMPLE = "configs/demo.yaml"
@@ -193,7 +192,7 @@ def resolve(
 
 def dump_yaml(config: Config) -> str:
     """The configuration as YAML that `--config` reads back to an equal one."""
-    return _dump(to_dict(config))
+    return to_yaml(to_dict(config))
 
 
 # ---------------------------------------------------------------- the options of config.py
@@ -320,7 +319,7 @@ def _read_files(paths: Iterable[str], layers: Layers) -> list[str]:
     problems: list[str] = []
     for path in paths:
         try:
-            values, origins = _load(path)
+            values, origins = read_yaml(path)
         except UserError as error:
             problems += error.problems
             continue
@@ -591,154 +590,6 @@ def _did_you_mean(names: Sequence[str]) -> str:
     return f"; did you mean {' or '.join(names)}?" if names else ""
 
 
-# ---------------------------------------------------------------- YAML files
-# Two rules differ from PyYAML's: 3e-4 is a number (YAML 1.2; PyYAML reads text), and a date is
-# text. Writing follows the same rules, so that what is written reads back equal.
-
-_FLOAT_TAG = "tag:yaml.org,2002:float"
-_TIMESTAMP_TAG = "tag:yaml.org,2002:timestamp"
-_FLOAT = re.compile(
-    r"^(?:[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?"
-    r"|[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+"
-    r"|[-+]?\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?"
-    r"|[-+]?\.(?:inf|Inf|INF)"
-    r"|\.(?:nan|NaN|NAN))$"
-)
-
-
-class _Loader(yaml.SafeLoader):
-    pass
-
-
-class _Dumper(yaml.SafeDumper):
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    # PyYAML folds these line breaks away unless they stand escaped in double quotes.
-    style = '"' if re.search("[\x85\u2028\u2029\ufeff]", text) else None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-_Dumper.add_representer(str, _represent_text)
-
-for _side in (_Loader, _Dumper):
-    _side.yaml_implicit_resolvers = {
-        first: [(tag, rule) for tag, rule in rules if tag not in (_FLOAT_TAG, _TIMESTAMP_TAG)]
-        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-    _side.add_implicit_resolver(_FLOAT_TAG, _FLOAT, list("-+0123456789."))
-
-
-def _dump(values: dict[str, Any]) -> str:
-    """The values as YAML, in the order given; `_load` reads an equal mapping back."""
-    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
-
-
-def _load(path: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Read a YAML mapping.
-
-    Returns:
-        the values, and "file, line N" of its keys by dotted name, two levels deep.
-
-    Raises:
-        UserError: the file cannot be read, is no YAML mapping or gives a key twice.
-    """
-    text = _read_text(path)
-    try:
-        loader = _Loader(text)
-        try:
-            node = loader.get_single_node()
-            if node is None:
-                raise UserError(f"{path} is empty; write options there, e.g. train: {{epochs: 3}}")
-            if not isinstance(node, yaml.MappingNode):
-                raise UserError(f"{path} is not a mapping; write options as `section:` and values")
-            problems = _duplicate_keys(node, path)
-            values = {} if problems else loader.construct_document(node)
-        finally:
-            loader.dispose()
-    except yaml.YAMLError as error:
-        raise UserError(_syntax_problem(path, error)) from error
-    except RecursionError as error:
-        raise UserError(f"{path} is nested too deeply; two levels are enough") from error
-    except ValueError as error:
-        raise UserError(f"{path} has a value that cannot be read: {error}") from error
-    if problems:
-        raise UserError(*problems)
-    return values, _origins(node, path)
-
-
-def _read_text(path: str) -> str:
-    try:
-        return Path(path).read_bytes().decode("utf-8-sig")
-    except FileNotFoundError:
-        raise UserError(f"--config {path}: no such file{_similar_file(path)}") from None
-    except IsADirectoryError:
-        raise UserError(f"--config {path}: this is a folder; give a YAML file in it") from None
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"--config {path}: not UTF-8 text (byte {error.start}); save it as UTF-8"
-        ) from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"--config {path}: cannot be read: {reason}") from None
-
-
-def _similar_file(path: str) -> str:
-    folder, name = os.path.split(path)
-    try:
-        names = [other for other in os.listdir(folder or ".") if other.endswith((".yaml", ".yml"))]
-    except OSError:
-        return f"; folder {folder} does not exist either"
-    close = difflib.get_close_matches(name, names, 1)
-    return f"; did you mean {os.path.join(folder, close[0])}?" if close else "; check the path"
-
-
-def _syntax_problem(path: str, error: yaml.YAMLError) -> str:
-    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    place = f"{path}, line {mark.line + 1}" if mark else path
-    reason = getattr(error, "problem", None) or getattr(error, "reason", None) or error
-    advice = "; indent with spaces, not tabs" if "\\t" in str(reason) else ""
-    return f"{place}: not valid YAML: {reason}{advice}"
-
-
-def _duplicate_keys(root: yaml.Node, path: str) -> list[str]:
-    problems = []
-    waiting, seen = [root], set()
-    while waiting:
-        node = waiting.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if isinstance(node, yaml.SequenceNode):
-            waiting += node.value
-        elif isinstance(node, yaml.MappingNode):
-            first_lines: dict[tuple[str, str], int] = {}
-            for key, value in node.value:
-                waiting.append(value)
-                if isinstance(key, yaml.ScalarNode):
-                    name, line = (key.tag, key.value), key.start_mark.line + 1
-                    if name in first_lines:
-                        problems.append((line, key.value, first_lines[name]))
-                    first_lines.setdefault(name, line)
-    return [
-        f"{path}, line {line}: {key} is given twice (first on line {first}); keep one of them"
-        for line, key, first in sorted(problems)
-    ]
-
-
-def _origins(root: yaml.MappingNode, path: str) -> dict[str, str]:
-    origins = {}
-    for key, value in root.value:
-        origins[str(key.value)] = f"{path}, line {key.start_mark.line + 1}"
-        if isinstance(value, yaml.MappingNode):
-            for inner, _ in value.value:
-                name = f"{key.value}.{inner.value}"
-                origins[name] = f"{path}, line {inner.start_mark.line + 1}"
-    return origins
-
-
 # ---------------------------------------------------------------- printing
 
 
@@ -778,8 +629,14 @@ def _help(
         for name, option in _options().items():
             head, _, tail = name.rpartition(".")
             if head == section:
-                _add_to_help(group, dataclasses.replace(option, help=meanings.get(tail, "")))
+                meaning = meanings.get(tail, "") + _not_yet(name)
+                _add_to_help(group, dataclasses.replace(option, help=meaning))
     return parser.format_help()
+
+
+def _not_yet(name: str) -> str:
+    values = ", ".join(str(json.dumps(value)).strip('"') for value in NOT_YET.get(name, ()))
+    return f" Not in this version: {values}." if values else ""
 
 
 def _add_to_help(target: Any, option: _Option) -> None:

@@ -12,6 +12,7 @@ from t5_fsdp.cli.process import Session, run
 from t5_fsdp.config import Config
 from t5_fsdp.console import Console
 from t5_fsdp.data.sources import source_problems
+from t5_fsdp.files import write_json
 
 if TYPE_CHECKING:
     from t5_fsdp.data.tokenization import PreparedData
@@ -24,8 +25,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _prepare(argv: Sequence[str], session: Session) -> None:
-    from t5_fsdp.training.metrics import write_json
-
     layers = parse_layers(
         argv,
         command="prepare_data",

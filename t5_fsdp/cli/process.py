@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
@@ -85,9 +86,11 @@ def run(command: Callable[[Session], None], *, results_on_stdout: bool = False) 
         except SystemExit:  # --help and --print_config
             raise
         except BaseException as error:
-            code = _fail(session, error)
-            if session.world is not None:
-                session.world.say_goodbye(_SECONDS_FOR_THE_LAST)
+            # torchrun sends SIGTERM to the ranks that are left when the first one ends.
+            with interruption.deferred():
+                code = _fail(session, error)
+                if session.world is not None:
+                    session.world.say_goodbye(_SECONDS_FOR_THE_LAST)
             return code
         finally:
             session.console.close()
@@ -100,26 +103,28 @@ def _disconnect(session: Session) -> None:
 
 
 def _fail(session: Session, error: BaseException) -> int:
-    if isinstance(error, Preempted):
-        return _preempted(session, str(error))
-    # An error after a peer's is its consequence, or the same one over again.
+    # An error after a peer's is its consequence, or the same one over again; so is the SIGTERM
+    # with which torchrun then ends the ranks that are left.
     peer = error if isinstance(error, PeerFailed) else _failed_peer(session)
     if peer is not None and peer.exit_code == EXIT_PREEMPTED:
         return _preempted(session, "stopped by a signal to another rank")
     if peer is not None:
         time.sleep(_SECONDS_BEHIND_THE_SPEAKER)
         return peer.exit_code
+    if isinstance(error, Preempted):
+        return _preempted(session, str(error))
     code = EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_DEFECT
     if not session.speaks(code):
         time.sleep(_SECONDS_BEHIND_THE_SPEAKER)
         return code
-    session.on_early_end("failed", str(error).split("\n")[0])
     if isinstance(error, UserError):
-        print(error.render(), file=sys.stderr, flush=True)
+        text = error.render()
     else:
-        traceback.print_exception(error)
-        last = session.last_checkpoint()
-        print(f"last good checkpoint: {last or 'none'}", file=sys.stderr, flush=True)
+        text = "".join(traceback.format_exception(error))
+        text += f"last good checkpoint: {session.last_checkpoint() or 'none'}"
+    print(text, file=sys.stderr, flush=True)
+    _record_end(session, "failed", str(error).split("\n")[0])
+    session.console.record(text)
     return code
 
 
@@ -127,10 +132,16 @@ def _preempted(session: Session, message: str) -> int:
     if session.world is not None:
         # The signal may have come to this rank alone, and the others wait for it.
         session.world.claim_failure(EXIT_PREEMPTED)
-    if session.launch.rank == 0:
-        session.on_early_end("preempted", message)
     session.console.say(message)
+    if session.launch.rank == 0:
+        _record_end(session, "preempted", message)
     return EXIT_PREEMPTED
+
+
+def _record_end(session: Session, state: str, message: str) -> None:
+    # The disk may be what failed; the user has been told by now.
+    with contextlib.suppress(OSError):
+        session.on_early_end(state, message)
 
 
 def _failed_peer(session: Session) -> PeerFailed | None:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import yaml
 from filelock import FileLock, Timeout
 
+from t5_fsdp.cli.yaml_files import read_yaml
 from t5_fsdp.config import CheckpointConfig
 from t5_fsdp.console import Console
 from t5_fsdp.errors import UserError
+from t5_fsdp.files import write_json
 
 LOCK_WAIT_SECONDS = 30.0
 _PACKAGES = ("torch", "transformers", "datasets", "tokenizers", "sentencepiece", "rouge-score")
@@ -51,13 +52,19 @@ def lock_run_dir(
     return lock
 
 
-def find_resume(run_dir: Path, options: CheckpointConfig) -> Path | None:
+def find_resume(
+    run_dir: Path, options: CheckpointConfig, warn: Callable[[str], None]
+) -> Path | None:
     """The checkpoint to go on from, or None for a start at step 0. Call it on rank 0.
 
+    Args:
+        warn: told of damaged checkpoints, before which the newest sound one is taken.
+
     Raises:
-        UserError: resume is never and there are checkpoints, or the named one is not complete.
+        UserError: resume is never and there are checkpoints; none of them is sound; the named one
+            is not complete, or run_dir has checkpoints that do not come from it.
     """
-    from t5_fsdp.checkpoint.manager import check_complete, complete_checkpoints
+    from t5_fsdp.checkpoint.manager import complete_checkpoints, newest_sound
 
     found = complete_checkpoints(run_dir)
     if options.resume == "never":
@@ -67,25 +74,56 @@ def find_resume(run_dir: Path, options: CheckpointConfig) -> Path | None:
                 "give another run_dir, delete them, or set checkpoint.resume: auto"
             )
         return None
-    if options.resume == "auto":
-        return check_complete(found[-1]) if found else None
-    return find_checkpoint(Path(options.resume), "checkpoint.resume")
+    if options.resume != "auto":
+        return _find_branch(run_dir, Path(options.resume), found, warn)
+    newest = newest_sound(found, warn)
+    if found and newest is None:
+        raise UserError(
+            f"all checkpoints of {run_dir} are damaged; give another run_dir, or delete them to "
+            "start anew"
+        )
+    return newest
+
+
+def _find_branch(
+    run_dir: Path, start: Path, found: list[Path], warn: Callable[[str], None]
+) -> Path:
+    """Where to go on when `checkpoint.resume` names a checkpoint.
+
+    That one; or, when this run has gone on from it before, the newest that came of it: the same
+    command again must not throw away what was done since.
+    """
+    from t5_fsdp.checkpoint.manager import newest_sound, read_state, step_of
+
+    start = find_checkpoint(start, "checkpoint.resume")
+    since = [path for path in found if path.parent != start.parent]
+    since += [p for p in found if p.parent == start.parent and step_of(p) > step_of(start)]  # type: ignore[operator]
+    newest = newest_sound(sorted(since, key=lambda path: step_of(path) or 0), warn)
+    if newest is None:
+        return start
+    if read_state(newest).branched_from == str(start.resolve()):
+        return newest
+    raise UserError(
+        f"checkpoint.resume: {start}, but {run_dir} has later checkpoints that do not come from "
+        f"it, up to {newest.name}; give another run_dir, or delete them"
+    )
 
 
 def find_checkpoint(folder: Path, option: str, best_metric: str | None = None) -> Path:
-    """A checkpoint folder itself; or of a run's folder the best, else the newest complete one.
+    """A checkpoint folder itself; or of a run's folder the best, else the newest sound one.
 
     Args:
         option: how the user gave it, for messages.
         best_metric: choose the best by it; None: the newest.
 
     Raises:
-        UserError: nothing complete there.
+        UserError: nothing complete and sound there.
     """
     from t5_fsdp.checkpoint.manager import (
         best_steps,
         check_complete,
         complete_checkpoints,
+        newest_sound,
         read_state,
         step_of,
     )
@@ -97,11 +135,15 @@ def find_checkpoint(folder: Path, option: str, best_metric: str | None = None) -
     found = complete_checkpoints(folder)
     if not found:
         raise UserError(f"{option}: {folder} has no complete checkpoint; train it first")
+    damaged: list[str] = []
+    newest = newest_sound(found, damaged.append)
+    if newest is None:
+        raise UserError(f"{option}: all checkpoints of {folder} are damaged", *damaged)
     if best_metric is not None:
-        steps = best_steps(read_state(found[-1]).scores, best_metric, found)
+        steps = best_steps(read_state(newest).scores, best_metric, found)
         best = [path for path in found if steps and step_of(path) == steps[0]]
-        found = best or found
-    return check_complete(found[-1])
+        return newest_sound(best, damaged.append) or newest
+    return newest
 
 
 def read_config_dict(checkpoint: Path) -> dict[str, Any]:
@@ -110,12 +152,8 @@ def read_config_dict(checkpoint: Path) -> dict[str, Any]:
     Raises:
         UserError: it can't be read.
     """
-    path = checkpoint / "config.yaml"
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise UserError(f"{path} can't be read ({error}); use another checkpoint") from None
-    return values if isinstance(values, dict) else {}
+    values, _ = read_yaml(str(checkpoint / "config.yaml"), option="")
+    return values
 
 
 def describe_environment(world_size: int, device: str) -> dict[str, Any]:
@@ -158,15 +196,6 @@ def _git_commit() -> str | None:
     return done.stdout.strip() or None
 
 
-def hash_folder(folder: Path) -> str:
-    """Digest of the names and bytes of a folder's files."""
-    digest = hashlib.blake2b(digest_size=16)
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
-
-
 def write_run_files(
     run_dir: Path,
     config_yaml: str,
@@ -175,8 +204,6 @@ def write_run_files(
     tokenizer_dir: Path,
 ) -> None:
     """What the run folder says about the run before its first step."""
-    from t5_fsdp.training.metrics import write_json
-
     (run_dir / "config.yaml").write_text(config_yaml, encoding="utf-8")
     write_json(run_dir / "environment.json", environment)
     write_json(run_dir / "data_audit.json", audit)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from t5_fsdp.checkpoint.manager import RunState, is_checkpoint, read_state, read_weights
 from t5_fsdp.cli import run_folder
 from t5_fsdp.config import Config, to_dict
-from t5_fsdp.data.batching import SpecialIds, StepBatches
-from t5_fsdp.data.tokenization import load_tokenizer
+from t5_fsdp.data.batching import SpecialIds, StepBatches, check_longest
+from t5_fsdp.data.tokenization import load_tokenizer, tokenizer_digest
 from t5_fsdp.errors import UserError
 from t5_fsdp.model.build import ModelSpec, StateDict, initial_weights, resolve_spec
 from t5_fsdp.training.trainer import total_steps
@@ -54,9 +54,14 @@ class StartingPoint:
     weights: StateDict
     read_weights: ReadWeights | None
 
+    has_validation: bool
+
     @property
     def is_finished(self) -> bool:
-        return self.state.step >= self.last_step
+        """Whether nothing is left to do, the last step's validation included."""
+        step, last = self.state.step, self.last_step
+        owes_validation = self.has_validation and str(step) not in self.state.scores
+        return step > last or (step == last and not owes_validation)
 
     def read_initial_weights(self, world: World) -> None:
         """Read or draw them on rank 0; all ranks hear whether the head is the model's own."""
@@ -89,9 +94,12 @@ def find_start(
     if resume is None or old is None:
         spec, reader = choose_model(config, tokenizer)
     else:
-        _compare_data(old, prepared, resume)
+        _compare_data(old, prepared, tokenizer_digest(tokenizer), resume)
         spec = _resumed_spec(config, tokenizer, old, resume)
     special = SpecialIds(tokenizer.pad_token_id, spec.config.decoder_start_token_id)
+    validation = prepared.split("validation")
+    if validation is not None:
+        check_longest(validation, config.train.micro_batch_tokens, "validation")
     batches = _batches(config, world, split, special)
     plan = {
         "seed": config.seed,
@@ -108,18 +116,19 @@ def find_start(
             step=old.step if old else 0,
             model=spec.to_json(),
             data_hash=prepared.content_hash["train"],
-            tokenizer_hash=run_folder.hash_folder(prepared.tokenizer_directory),
+            tokenizer_hash=tokenizer_digest(tokenizer),
             plan=plan,
             window=old.window if old else {},
             scores=old.scores if old else {},
             versions=run_folder.library_versions(),
-            prefix=config.data.prefix,
             prepared=str(prepared.directory),
+            branched_from=_branch(config, old),
         ),
         last_step=total_steps(batches.steps_per_epoch, config.train),
         warnings=_plan_warnings(old.plan if old else plan, plan),
         weights={},
         read_weights=reader,
+        has_validation=validation is not None,
     )
 
 
@@ -134,11 +143,35 @@ def choose_model(
     name = config.model.name
     if name is None or not is_checkpoint(Path(name)):
         spec = resolve_spec(config.model, tokenizer)
-    else:
-        spec = read_state(Path(name)).spec
-        if config.model.init == "pretrained":
-            return spec, lambda: (read_weights(Path(name)), spec.own_head)
-    return spec, initial_weights(config.model, spec, config.seed)
+        return spec, initial_weights(config.model, spec, config.seed)
+    stored = read_state(Path(name)).spec
+    spec = resolve_spec(config.model, tokenizer, stored)
+    if config.model.init == "random":
+        return spec, initial_weights(config.model, spec, config.seed)
+    _check_same_shape(stored, spec, f"model.name: {name}")
+    return spec, lambda: (read_weights(Path(name)), spec.own_head)
+
+
+def _branch(config: Config, old: RunState | None) -> str | None:
+    if config.checkpoint.resume not in ("auto", "never"):
+        return str(Path(config.checkpoint.resume).resolve())
+    return old.branched_from if old else None
+
+
+def _check_same_shape(stored: ModelSpec, asked: ModelSpec, holder: str) -> None:
+    """Raises UserError when `holder`'s weights would not fit the model that is asked for."""
+    pairs = [
+        (name, getattr(stored.config, name, None), getattr(asked.config, name, None))
+        for name in _MODEL_SHAPE
+    ]
+    pairs.append(("an output head of its own", stored.own_head, asked.own_head))
+    differences = [f"{name} is {there} there and {now} now" for name, there, now in pairs
+                   if there != now]  # fmt: skip
+    if differences:
+        raise UserError(
+            f"{holder} holds a model of another shape; give another run_dir or its model options",
+            *differences,
+        )
 
 
 def _batches(
@@ -167,24 +200,15 @@ def _resumed_spec(
     if run_folder.read_config_dict(folder).get("model") == to_dict(config.model):
         return old.spec
     asked, _ = choose_model(config, tokenizer)
-    stored = old.spec.config
-    differences = [
-        f"{name} is {getattr(stored, name, None)} there and {getattr(asked.config, name, None)} now"
-        for name in _MODEL_SHAPE
-        if getattr(stored, name, None) != getattr(asked.config, name, None)
-    ]
-    if differences:
-        raise UserError(
-            f"{folder} holds a model of another shape; give another run_dir or its model options",
-            *differences,
-        )
-    asked.own_head = old.spec.own_head
+    if not {"tie_word_embeddings", "scale_decoder_outputs"} & set(config.model.config):
+        # What the options do not say was read off the weights.
+        asked.own_head = old.spec.own_head
+    _check_same_shape(old.spec, asked, str(folder))
     return asked
 
 
-def _compare_data(old: RunState, prepared: PreparedData, folder: Path) -> None:
+def _compare_data(old: RunState, prepared: PreparedData, tokenizer_hash: str, folder: Path) -> None:
     """Raises UserError when the checkpoint was trained on other data or with another tokenizer."""
-    tokenizer_hash = run_folder.hash_folder(prepared.tokenizer_directory)
     if old.tokenizer_hash != tokenizer_hash:
         raise UserError(
             f"{folder} was trained with another tokenizer ({old.tokenizer_hash[:12]}, now "

@@ -25,9 +25,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _summarize(argv: Sequence[str], session: Session) -> None:
-    from t5_fsdp.data.tokenization import encode_sources
-    from t5_fsdp.evaluation.generation import GenerationSettings, generate
-
     layers = parse_layers(
         argv,
         command="summarize",
@@ -42,9 +39,15 @@ def _summarize(argv: Sequence[str], session: Session) -> None:
     texts = _read_texts(layers.positionals, layers.own["lines"])
     world = session.enter_world()
     found.choose(config.evaluation.best_metric)
+
+    # Slow to import; what is wrong with the command line is said before.
+    from t5_fsdp.data.tokenization import encode_sources
+    from t5_fsdp.evaluation.generation import GenerationSettings, generate
+
     loaded = load_model(found, config, world.device)
-    prefix = config.data.prefix if loaded.prefix is None else loaded.prefix
-    sources = encode_sources(loaded.tokenizer, texts, prefix, config.data.max_source_tokens)
+    sources = encode_sources(
+        loaded.tokenizer, texts, config.data.prefix, config.data.max_source_tokens
+    )
     cut = sum(len(source) >= config.data.max_source_tokens for source in sources)
     if cut:
         session.console.warn(
@@ -59,17 +62,26 @@ def _summarize(argv: Sequence[str], session: Session) -> None:
 
 
 def _read_texts(paths: Sequence[str], lines: bool) -> list[str]:
-    try:
-        if paths:
-            texts = [Path(path).read_text(encoding="utf-8") for path in paths]
-        else:
-            texts = [sys.stdin.buffer.read().decode("utf-8")]
-    except OSError as error:
-        raise UserError(f"{error.filename} can't be read ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"the input is no UTF-8 text ({error.reason}); convert it") from None
+    texts = [_read(path) for path in paths] if paths else [_decode(sys.stdin.buffer.read())]
     if lines:
-        texts = [line for text in texts for line in text.splitlines()]
+        # Only at newlines: a text may hold other marks that Python counts as line ends.
+        texts = [line for text in texts for line in text.removesuffix("\n").split("\n")]
     if not any(text.strip() for text in texts):
         raise UserError("the input is empty; give text files, or text on standard input")
     return texts
+
+
+def _read(path: str) -> str:
+    try:
+        return _decode(Path(path).read_bytes(), path)
+    except OSError as error:
+        raise UserError(f"{path} can't be read ({error.strerror}); check the path") from None
+
+
+def _decode(content: bytes, path: str = "standard input") -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path} is not UTF-8 text (byte {error.start + 1}); save it as UTF-8"
+        ) from None

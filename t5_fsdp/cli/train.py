@@ -51,9 +51,9 @@ def _train(argv: Sequence[str], session: Session) -> None:
         _run(config, session, world)
 
 
-def _find_resume(config: Config, world: World) -> Path | None:
+def _find_resume(config: Config, world: World, warn: Callable[[str], None]) -> Path | None:
     def find() -> str | None:
-        found = run_folder.find_resume(Path(config.run_dir), config.checkpoint)
+        found = run_folder.find_resume(Path(config.run_dir), config.checkpoint, warn)
         return str(found) if found else None
 
     found = world.on_rank_zero(find)
@@ -64,7 +64,7 @@ def _check(config: Config, session: Session, world: World) -> None:
     from t5_fsdp.cli.starting_point import find_start
     from t5_fsdp.model.build import build_on_meta, num_parameters
 
-    resume = _find_resume(config, world)
+    resume = _find_resume(config, world, session.console.warn)
     prepared = prepare_on_all_ranks(config, world, session.console)
     say_audit(prepared.audit, session.console)
     start = find_start(config, world, prepared, resume)
@@ -81,7 +81,7 @@ def _run(config: Config, session: Session, world: World) -> None:
     from t5_fsdp.cli.starting_point import find_start
 
     run_dir = Path(config.run_dir)
-    resume = _find_resume(config, world)
+    resume = _find_resume(config, world, session.console.warn)
     prepared = prepare_on_all_ranks(config, world, session.console)
     start = find_start(config, world, prepared, resume)
     start.read_initial_weights(world)
@@ -89,20 +89,30 @@ def _run(config: Config, session: Session, world: World) -> None:
     # Held in this frame: the lock ends with the run.
     lock: list[Any] = []
     world.on_rank_zero(lambda: lock.append(run_folder.lock_run_dir(run_dir, session.console)))
-    if (resume := _find_resume(config, world)) != start.resume:
+    if (resume := _find_resume(config, world, lambda _: None)) != start.resume:
         # The run that held the lock until now has gone on meanwhile.
         start = find_start(config, world, prepared, resume)
+        start.read_initial_weights(world)
     session.console.open_log(run_dir / "log.txt")
     if start.is_finished:
-        session.console.say(
-            f"{run_dir} is already trained to step {start.state.step} of {start.last_step}; "
-            "nothing to do. To train on, raise train.epochs or train.max_steps; to start anew, "
-            "give --run_dir"
-        )
+        _say_finished(start, session, world, run_dir)
     else:
         _train_from(start, config, session, world, prepared)
     for held in lock:
         held.release()
+
+
+def _say_finished(start: StartingPoint, session: Session, world: World, run_dir: Path) -> None:
+    from t5_fsdp.training.metrics import write_status
+
+    session.console.say(
+        f"{start.resume} is already trained to step {start.state.step} of {start.last_step}; "
+        "nothing to do. To train on, raise train.epochs or train.max_steps; to start anew, "
+        "give --run_dir"
+    )
+    if world.is_main:
+        message = f"trained {start.state.step} steps"
+        write_status(run_dir, "finished", start.state.step, str(start.resume), message)
 
 
 def _train_from(
@@ -126,6 +136,7 @@ def _train_from(
         keep_last=config.checkpoint.keep_last,
         keep_best=config.checkpoint.keep_best,
         best_metric=config.evaluation.best_metric,
+        warn=session.console.warn,
     )
     if start.resume is not None:
         checkpoints.load(start.resume, engine.model, optimizer)

@@ -451,8 +451,13 @@ class StepBatches:
         )
 
 
-def check_longest(split: TokenSource, micro_batch_tokens: int) -> None:
+def check_longest(split: TokenSource, micro_batch_tokens: int, name: str = "train") -> None:
     """Refuse, before the first step, a split with an example above `micro_batch_tokens`.
+
+    Args:
+        split: lengths of its sources and targets.
+        micro_batch_tokens: the limit.
+        name: of the split, for the message.
 
     Raises:
         UserError: naming the row, its length and the options to change.
@@ -461,9 +466,9 @@ def check_longest(split: TokenSource, micro_batch_tokens: int) -> None:
     worst = int(totals.argmax()) if len(totals) else 0
     if len(totals) and totals[worst] > micro_batch_tokens:
         raise UserError(
-            f"row {worst} has {int(totals[worst])} tokens (source + target), more than "
-            f"train.micro_batch_tokens ({micro_batch_tokens}); raise it to at least "
-            f"{int(totals[worst])}, or lower data.max_source_tokens"
+            f"row {worst} of the {name} split has {int(totals[worst])} tokens (source + target), "
+            f"more than train.micro_batch_tokens ({micro_batch_tokens}); raise it to at least "
+            f"{int(totals[worst])}, or lower data.max_source_tokens or data.max_target_tokens"
         )
 
 

@@ -12,6 +12,7 @@ Training reads it memory-mapped through `TokenizedSplit`, without `datasets`.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import hashlib
 import io
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     import pyarrow
     from transformers import PreTrainedTokenizerBase
 
-PREPARED_FORMAT = 1  # raise when the same inputs would give other files
+PREPARED_FORMAT = 2  # raise when the same inputs would give other files
 TRAIN_TOKENIZER = "train"
 NUM_SENTINELS = 100  # T5's <extra_id_0> ... <extra_id_99>, the last ids in reverse
 
@@ -158,7 +159,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, directory: Path) -> N
     for. spiece.model, for SentencePiece itself, has no sentinels.
 
     Args:
-        texts: the corpus; if large, the pieces are learned from a sample of its lines.
+        texts: the corpus, iterated twice; of more than a million lines the pieces are learned
+            from a million, evenly spread.
         vocab_size: pieces, special tokens and sentinels together.
         directory: made if needed.
 
@@ -180,7 +182,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, directory: Path) -> N
             eos_id=1,
             unk_id=2,
             bos_id=-1,
-            input_sentence_size=_MAX_TRAINING_SENTENCES,
+            # SentencePiece's own sampling and shuffling have a random seed that can't be set.
+            input_sentence_size=0,
+            shuffle_input_sentence=False,
             max_sentence_length=_MAX_SENTENCE_BYTES,
             num_threads=1,  # the sums of several threads depend on their order
             minloglevel=2,
@@ -198,6 +202,15 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, directory: Path) -> N
 
 
 def _training_lines(texts: Iterable[str]) -> Iterator[str]:
+    """At most `_MAX_TRAINING_SENTENCES` of the lines, evenly spread."""
+    total = sum(1 for _ in _all_lines(texts))
+    wanted = min(total, _MAX_TRAINING_SENTENCES)
+    for number, line in enumerate(_all_lines(texts)):
+        if (number + 1) * wanted // total > number * wanted // total:
+            yield line
+
+
+def _all_lines(texts: Iterable[str]) -> Iterator[str]:
     characters = _MAX_SENTENCE_BYTES // 4  # UTF-8 takes at most four bytes for one
     for text in texts:
         for line in text.splitlines():
@@ -249,13 +262,6 @@ class TokenizedSplit:
     def target(self, index: int) -> np.ndarray:
         """Token ids of one target, end mark included, int32 [target]; a view, not to be changed."""
         return self._targets.row(index)
-
-    @property
-    def ids(self) -> list[str]:
-        """The id of every example; row numbers where no texts are at hand."""
-        if self._texts is None:
-            return [str(index) for index in range(len(self))]
-        return self._texts.ids()
 
     def text(self, index: int) -> dict[str, str]:
         """id, document (without prefix) and summary of one example.
@@ -345,9 +351,6 @@ class _ListTexts:
     def __init__(self, rows: Sequence[dict[str, str]]) -> None:
         self._rows = rows
 
-    def ids(self) -> list[str]:
-        return [row["id"] for row in self._rows]
-
     def row(self, index: int) -> dict[str, str]:
         return dict(self._rows[index])
 
@@ -355,9 +358,6 @@ class _ListTexts:
 class _ArrowTexts:
     def __init__(self, table: pyarrow.Table) -> None:
         self._table = table.select(["id", "document", "summary"])
-
-    def ids(self) -> list[str]:
-        return self._table["id"].to_pylist()
 
     def row(self, index: int) -> dict[str, str]:
         return {name: self._table[name][index].as_py() for name in self._table.column_names}
@@ -374,6 +374,7 @@ class PreparedData:
         directory: the folder.
         tokenizer_directory: its tokenizer, for `load_tokenizer`.
         fingerprint: of everything the folder was made from.
+        source_fingerprint: of the rows alone, see `source_fingerprint`.
         content_hash: per split, of the token ids in order: equal means equal training data.
         audit: what `load_splits` tells; per split also source_tokens and target_tokens ({mean,
             median, p90, max} before truncation, prefix and end mark included), the shares
@@ -385,6 +386,7 @@ class PreparedData:
     directory: Path
     tokenizer_directory: Path
     fingerprint: str
+    source_fingerprint: str
     content_hash: dict[str, str]
     audit: dict[str, Any]
     reused: bool
@@ -402,7 +404,7 @@ def open_prepared(directory: Path) -> PreparedData:
     Raises:
         UserError: the folder is not complete.
     """
-    prepared = _open_complete(directory)
+    prepared = find_prepared(directory)
     if prepared is None:
         raise UserError(
             f"{directory} is not a complete folder of prepared data; "
@@ -411,18 +413,20 @@ def open_prepared(directory: Path) -> PreparedData:
     return prepared
 
 
-def _open_complete(directory: Path) -> PreparedData | None:
+def find_prepared(directory: Path) -> PreparedData | None:
+    """As `open_prepared`; None where the folder is missing or not complete."""
     try:
         meta = json.loads((directory / "meta.json").read_text(encoding="utf-8"))
         sizes = {name: (directory / name).stat().st_size for name in meta["file_bytes"]}
     except (OSError, ValueError, KeyError):
         return None
-    if sizes != meta["file_bytes"]:
+    if meta.get("format") != PREPARED_FORMAT or sizes != meta["file_bytes"]:
         return None
     return PreparedData(
         directory=directory,
         tokenizer_directory=directory / "tokenizer",
         fingerprint=meta["fingerprint"],
+        source_fingerprint=meta["source_fingerprint"],
         content_hash=meta["content_hash"],
         audit=meta["audit"],
         reused=True,
@@ -457,16 +461,16 @@ def prepare(
         UserError: as `load_splits`, `load_tokenizer` and `train_tokenizer`, or when cache_dir
             cannot be written or is full.
     """
-    fingerprint, tokenizer = _fingerprint(data, model)
-    directory = cache_dir / f"prepared-{fingerprint[:16]}"
+    key = _key(data, model)
+    directory = cache_dir / f"prepared-{key.fingerprint[:16]}"
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
         with _locked(directory.with_suffix(".lock"), report):
-            prepared = _open_complete(directory)
-            if prepared is not None and prepared.fingerprint == fingerprint:
+            prepared = find_prepared(directory)
+            if prepared is not None and prepared.fingerprint == key.fingerprint:
                 report(f"prepared data: reusing {directory}")
                 return prepared
-            return _make(data, model, tokenizer, directory, fingerprint, report)
+            return _make(data, model, key, directory, report)
     except OSError as error:
         if error.errno not in _USER_CAN_MEND:
             raise
@@ -476,11 +480,23 @@ def prepare(
         ) from error
 
 
-def _fingerprint(
-    data: DataConfig, model: ModelConfig
-) -> tuple[str, PreTrainedTokenizerBase | None]:
-    """The fingerprint, and the tokenizer where it had to be loaded for that."""
-    tokenizer = None
+@dataclass(frozen=True)
+class _Key:
+    """What a prepared folder is found again by.
+
+    Attributes:
+        fingerprint: of everything it is made from.
+        source: of the rows alone, see `source_fingerprint`.
+        tokenizer: where it had to be loaded for that.
+    """
+
+    fingerprint: str
+    source: str
+    tokenizer: PreTrainedTokenizerBase | None
+
+
+def _key(data: DataConfig, model: ModelConfig) -> _Key:
+    source, tokenizer = source_fingerprint(data), None
     name = _tokenizer_name(model)
     if name == TRAIN_TOKENIZER:
         content = f"train {model.tokenizer_vocab_size}"
@@ -492,18 +508,18 @@ def _fingerprint(
             digest.update(file_bytes)
         content = digest.hexdigest()
     else:
-        tokenizer = load_tokenizer(name, model.revision)
+        tokenizer = load_tokenizer(name, _revision(model))
         content = _serialized(tokenizer)
     parts = {
         "format": PREPARED_FORMAT,
-        "data": source_fingerprint(data),
+        "data": source,
         "tokenizer": content,
         "max_source_tokens": data.max_source_tokens,
         "max_target_tokens": data.max_target_tokens,
         "prefix": data.prefix,
     }
     text = json.dumps(parts, sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=32).hexdigest(), tokenizer
+    return _Key(hashlib.blake2b(text.encode(), digest_size=32).hexdigest(), source, tokenizer)
 
 
 def _tokenizer_name(model: ModelConfig) -> str:
@@ -514,6 +530,22 @@ def _tokenizer_name(model: ModelConfig) -> str:
             "id, or train"
         )
     return name
+
+
+def _revision(model: ModelConfig) -> str | None:
+    """model.revision belongs to model.name; another tokenizer's Hub id has its own history."""
+    return model.revision if model.tokenizer in (None, model.name) else None
+
+
+def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Hex digest of the vocabulary and the special tokens: what gives ids their meaning.
+
+    Not of its files: they also hold how it was loaded, and by which release.
+    """
+    vocab = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    special = [tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id]
+    text = json.dumps([vocab, special])
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _serialized(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -548,9 +580,8 @@ class _locked:
 def _make(
     data: DataConfig,
     model: ModelConfig,
-    tokenizer: PreTrainedTokenizerBase | None,
+    key: _Key,
     directory: Path,
-    fingerprint: str,
     report: Callable[[str], None],
 ) -> PreparedData:
     """Make the folder beside its final name and rename it at the end; the lock is held."""
@@ -561,6 +592,7 @@ def _make(
     try:
         report(f"prepared data: reading (data.source: {data.source})")
         loaded = load_splits(data, partial / "texts")
+        tokenizer = key.tokenizer
         if tokenizer is None:
             tokenizer = _tokenizer_for(loaded.splits["train"], data, model, partial, report)
         tokenizer.save_pretrained(partial / "tokenizer")
@@ -571,13 +603,21 @@ def _make(
             audit["splits"][split] |= encoded.statistics(encoder)
             hashes[split] = encoded.digest.hexdigest()
         shutil.rmtree(partial / "texts")
-        _write_meta(partial, {"fingerprint": fingerprint, "content_hash": hashes, "audit": audit})
+        meta = {
+            "format": PREPARED_FORMAT,
+            "fingerprint": key.fingerprint,
+            "source_fingerprint": key.source,
+            "content_hash": hashes,
+            "audit": audit,
+        }
+        _write_meta(partial, meta)
         os.replace(partial, directory)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     report(f"prepared data: {directory}")
-    return PreparedData(directory, directory / "tokenizer", fingerprint, hashes, audit, False)
+    made = open_prepared(directory)
+    return dataclasses.replace(made, reused=False)
 
 
 def _write_meta(folder: Path, meta: dict[str, Any]) -> None:
@@ -599,14 +639,10 @@ def _tokenizer_for(
 ) -> PreTrainedTokenizerBase:
     name = _tokenizer_name(model)
     if name != TRAIN_TOKENIZER:
-        return load_tokenizer(name, model.revision)
+        return load_tokenizer(name, _revision(model))
     wanted = model.tokenizer_vocab_size
     report(f"tokenizer: learning {wanted} pieces from {len(train)} examples")
-    texts = (
-        text
-        for row in train
-        for text in (with_prefix(row["document"], data.prefix), row["summary"])
-    )
+    texts = _TrainingTexts(train, data.prefix)
     folder = work_dir / "tokenizer"
     train_tokenizer(texts, wanted, folder)
     tokenizer = load_tokenizer(str(folder))
@@ -616,6 +652,19 @@ def _tokenizer_for(
             f"{wanted} of model.tokenizer_vocab_size"
         )
     return tokenizer
+
+
+@dataclass(frozen=True)
+class _TrainingTexts:
+    """Documents with their prefix, and summaries; can be iterated again."""
+
+    rows: datasets.Dataset
+    prefix: str
+
+    def __iter__(self) -> Iterator[str]:
+        for row in self.rows:
+            yield with_prefix(row["document"], self.prefix)
+            yield row["summary"]
 
 
 def with_prefix(document: str, prefix: str) -> str:

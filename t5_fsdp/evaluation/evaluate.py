@@ -14,7 +14,14 @@ from t5_fsdp.console import Console
 from t5_fsdp.data.batching import SpecialIds, evaluation_batches
 from t5_fsdp.distributed import World
 from t5_fsdp.evaluation.generation import GenerationSettings, generate
-from t5_fsdp.evaluation.rouge import METRICS, Scores, score_pairs, write_predictions, write_rouge
+from t5_fsdp.evaluation.rouge import (
+    METRICS,
+    Scores,
+    num_cores,
+    score_pairs,
+    write_predictions,
+    write_rouge,
+)
 from t5_fsdp.model.loss import summed_cross_entropy
 from t5_fsdp.seeding import numpy_generator
 
@@ -107,7 +114,8 @@ def score_split(
 ) -> tuple[Scores, list[dict[str, Any]]]:
     """ROUGE against the references, and the rows of predictions.jsonl."""
     texts = [split.text(int(index)) for index in indices]
-    scores = score_pairs(predictions, [text["summary"] for text in texts])
+    # The other ranks wait meanwhile: their cores are free.
+    scores = score_pairs(predictions, [text["summary"] for text in texts], num_cores())
     rows = [
         {
             "id": text["id"],

@@ -89,6 +89,7 @@ def generate(
     summaries: dict[int, str] = {}
     for number in deal_batches(len(batches), rank, world_size):
         batch = batches[number]
+        # Only the sources count; collate wants targets too.
         rows = collate([sources[i] for i in batch], [sources[i][:1] for i in batch], special)
         rows = rows.to(model.device)
         output = model.generate(  # type: ignore[operator]

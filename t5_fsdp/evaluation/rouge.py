@@ -29,6 +29,7 @@ import numpy as np
 
 from t5_fsdp.console import Console
 from t5_fsdp.errors import UserError
+from t5_fsdp.files import write_atomically, write_json
 from t5_fsdp.seeding import numpy_generator
 
 METRICS = ("rouge1", "rouge2", "rougeL", "rougeLsum")
@@ -179,6 +180,13 @@ class _PairScorer:
 @lru_cache(maxsize=1)
 def _pair_scorer() -> _PairScorer:
     return _PairScorer()
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def score_pairs(
@@ -359,7 +367,7 @@ def write_predictions(path: str | os.PathLike[str], rows: Iterable[Mapping[str, 
         ValueError: a value is NaN or infinite, which JSON cannot hold.
         OSError: the file cannot be written.
     """
-    _write_atomically(
+    write_atomically(
         Path(path), (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
     )
 
@@ -371,23 +379,7 @@ def write_rouge(path: str | os.PathLike[str], summary: Mapping[str, Any]) -> Non
         ValueError: a value is NaN or infinite, which JSON cannot hold.
         OSError: the file cannot be written.
     """
-    text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False)
-    _write_atomically(Path(path), [text + "\n"])
-
-
-def _write_atomically(path: Path, texts: Iterable[str]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            for text in texts:
-                # UTF-8 has no lone surrogates; as \udXXX they are valid JSON and read back alike.
-                file.write(text.encode("utf-8", errors="backslashreplace"))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_json(Path(path), summary)
 
 
 def format_table(rows: Mapping[str, Mapping[str, Any]]) -> str:

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import difflib
 import json
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from t5_fsdp.config import ModelConfig
@@ -134,29 +136,37 @@ def unique_state_dict(model: nn.Module) -> StateDict:
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
-def resolve_spec(options: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> ModelSpec:
+def resolve_spec(
+    options: ModelConfig, tokenizer: PreTrainedTokenizerBase, stored: ModelSpec | None = None
+) -> ModelSpec:
     """The model that the options ask for, checked against the tokenizer; reads no weights.
 
-    `own_head` is what the configuration says (`tie_word_embeddings: false`); for pretrained
-    weights `load_pretrained` finds out and corrects it.
+    `own_head` is what the configuration says (`tie_word_embeddings: false`; mT5 and umT5 always
+    have one); for pretrained weights `load_pretrained` finds out and corrects it.
+
+    Args:
+        stored: what `options.config` overrides instead of `options.name`: a checkpoint's model.
 
     Raises:
         UserError: unknown or ill-typed names in `model.config`, a folder or Hub id that can't be
             read, no T5-like model, or a vocabulary smaller than the tokenizer's.
     """
-    raw = {} if options.name is None else _read_raw_config(options.name, options.revision)
+    raw: dict[str, Any] = {}
+    if stored is not None:
+        raw = stored.config.to_dict()
+    elif options.name is not None:
+        raw = _read_raw_config(options.name, options.revision)
     overrides = dict(options.config)
     model_type = overrides.pop("model_type", raw.get("model_type", "t5"))
     defaults = _tokenizer_defaults(tokenizer)
-    if options.name is not None:
+    if raw:
         defaults.pop("vocab_size")  # the embedding's rows are those of the named model
     values = {**defaults, **raw, **overrides}
     values.pop("model_type", None)
     config = _make_config(model_type, values, set(overrides))
-    own_head = values.get("tie_word_embeddings") is False or (
-        # transformers >= 5.17 stores T5 v1.1's own head under this name.
-        values.get("scale_decoder_outputs") is False
-    )
+    own_head = _says_own_head(model_type, values)
+    if stored is not None and not {"tie_word_embeddings", "scale_decoder_outputs"} & set(overrides):
+        own_head = stored.own_head
     if config.vocab_size < len(tokenizer):
         raise UserError(
             f"the model has vocab_size {config.vocab_size} but the tokenizer {len(tokenizer)} "
@@ -164,6 +174,14 @@ def resolve_spec(options: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> Mo
             "model.config.vocab_size (with model.init: random)"
         )
     return ModelSpec(config=config, own_head=own_head)
+
+
+def _says_own_head(model_type: str, values: dict[str, Any]) -> bool:
+    tied = values.get("tie_word_embeddings")
+    if tied is None and model_type in ("mt5", "umt5"):
+        return True
+    # transformers >= 5.17 stores T5 v1.1's own head under the second name.
+    return tied is False or values.get("scale_decoder_outputs") is False
 
 
 def _tokenizer_defaults(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
@@ -276,6 +294,11 @@ def load_pretrained(options: ModelConfig, spec: ModelSpec) -> tuple[StateDict, b
         )
     except (OSError, ValueError) as error:
         raise _unreadable_name(options.name, error) from None
+    except (SafetensorError, pickle.UnpicklingError, EOFError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"model.name: {options.name}: the weights are damaged ({reason}); fetch them again"
+        ) from None
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 # Name part as torch reports it -> FLOP a second; the first match counts, so H100 PCIe before H100.
 _PEAK_BF16_FLOPS: tuple[tuple[str, float], ...] = (
     ("H200", 989e12),
@@ -30,4 +32,5 @@ def peak_flops(device_name: str, param_dtype: str) -> float | None:
         param_dtype: "bf16", "fp16" or "fp32".
     """
     table = _PEAK_FP32_FLOPS if param_dtype == "fp32" else _PEAK_BF16_FLOPS
-    return next((flops for part, flops in table if part in device_name), None)
+    # Whole words: an L40S is no L4.
+    return next((f for part, f in table if re.search(rf"\b{part}\b", device_name)), None)

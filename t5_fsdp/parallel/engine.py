@@ -9,7 +9,6 @@ from torch import nn
 
 from t5_fsdp.config import ParallelConfig
 from t5_fsdp.distributed import World
-from t5_fsdp.errors import UserError
 from t5_fsdp.model.build import StateDict
 from t5_fsdp.parallel import activation_checkpointing
 from t5_fsdp.parallel.fsdp2 import FSDP2Engine
@@ -63,11 +62,11 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     """Refuse an optimizer that was made before the model was sharded: it would update nothing.
 
     Raises:
-        UserError: a parameter of one is not a parameter of the other.
+        ValueError: a parameter of one is not a parameter of the other.
     """
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     trained = {id(p) for p in model.parameters() if p.requires_grad}
     if held != trained:
-        raise UserError(
+        raise ValueError(
             "the optimizer does not hold the sharded model's parameters; make it after parallelize"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -13,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from t5_fsdp.config import ParallelConfig
 from t5_fsdp.distributed import World
-from t5_fsdp.model.build import StateDict
+from t5_fsdp.model.build import StateDict, check_names
 from t5_fsdp.parallel.wrapping import select_units
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -38,6 +39,9 @@ class FSDP2Engine:
         _sum_gradients(model)
 
     def load_full(self, weights: StateDict) -> None:
+        if dist.get_rank() == 0:
+            # strict=False below would leave what is missing as uninitialised memory.
+            check_names(set(weights), {clean_name(n) for n, _ in self.model.named_parameters()})
         self.materialize()
         set_model_state_dict(
             self.model,

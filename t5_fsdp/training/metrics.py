@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from t5_fsdp.files import write_json
 
 
 @dataclass
@@ -78,14 +79,6 @@ def _cut_torn_line(path: Path) -> None:
     if len(whole) < len(content):
         with path.open("r+b") as file:
             file.truncate(len(whole))
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Replace a JSON file in one move: a reader sees the old or the new one, never half."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, path)
 
 
 def write_status(

@@ -61,7 +61,8 @@ class StepResult:
 
 def total_steps(steps_per_epoch: int, train: TrainConfig) -> int:
     """Length of the run: epochs or max_steps, whichever comes first."""
-    steps = max(1, math.ceil(steps_per_epoch * train.epochs))
+    # Rounded first: 100 x 0.07 is a little more than 7 in binary.
+    steps = max(1, math.ceil(round(steps_per_epoch * train.epochs, 9)))
     return steps if train.max_steps is None else min(steps, train.max_steps)
 
 
@@ -123,13 +124,14 @@ class Trainer:
             self._interruption.deferred(),
             self._console.progress(self._last, "training", self._state.step) as progress,
         ):
+            if self._state.step and self._validation_is_due(self._state.step):
+                # The run was stopped between that step's checkpoint and its validation.
+                self._validate_step(self._state.step)
             began = time.perf_counter()
             for batch in self._batches.iterate(first, self._last):
                 result = self._step(batch)
                 self._window.seconds += time.perf_counter() - began
                 self._after_step(batch, result, progress)
-                if result.stop_requested:
-                    self._stop(batch.step)
                 began = time.perf_counter()
         self._board.close()
         self._status("finished", f"trained {self._last} steps")
@@ -181,17 +183,25 @@ class Trainer:
         )
 
     def _after_step(self, batch: StepBatch, result: StepResult, progress: Progress) -> None:
-        self._state.step = batch.step
+        step = self._state.step = batch.step
         self._count(batch, result)
-        ends = batch.step == self._last
-        if batch.step % self._options.logging.every_steps == 0 or ends:
+        ends = step == self._last
+        if step % self._options.logging.every_steps == 0 or ends:
             self._log(batch, result, progress)
         progress.advance(1)
-        is_best = self._validate_if_due(batch.step, ends)
         every = self._options.checkpoint.every_steps
-        due = every is not None and batch.step % every == 0
-        if due or ends or is_best or result.stop_requested:
-            self._checkpoint(batch.step)
+        # Before the validation: what may fail there, or take too long for a preempted machine,
+        # must not cost the steps. A validation that was left out is made up for by the resume.
+        if ends or result.stop_requested or (every is not None and step % every == 0):
+            self._checkpoint(step)
+        validation_is_due = self._validation_is_due(step)
+        if result.stop_requested and not (ends and not validation_is_due):
+            self._board.close()
+            raise Preempted(
+                f"stopped by a signal after step {step}; the same command goes on from it"
+            )
+        if validation_is_due:
+            self._validate_step(step)
 
     def _count(self, batch: StepBatch, result: StepResult) -> None:
         window, rows = self._window, len(batch.example_indices)
@@ -232,11 +242,14 @@ class Trainer:
         size = self._options.train.global_batch_size
         return epochs * self._batches.num_examples + place * size
 
-    def _validate_if_due(self, step: int, ends: bool) -> bool:
-        """Validate when it is time; whether this step is a new best that is to be kept."""
+    def _validation_is_due(self, step: int) -> bool:
         every = self._options.evaluation.every_steps
-        if self._validate is None or not (ends or (every is not None and step % every == 0)):
-            return False
+        due = step == self._last or (every is not None and step % every == 0)
+        return self._validate is not None and due and str(step) not in self._state.scores
+
+    def _validate_step(self, step: int) -> None:
+        """Loss and ROUGE of the validation subset; a new best is saved if it is not yet."""
+        assert self._validate is not None
         figures = self._validate(step)
         self._metrics.write("validation", step, **figures)
         self._board.add("validation", step, figures)
@@ -249,7 +262,10 @@ class Trainer:
             + f" / {100 * figures['rougeLsum']:.1f} on {figures['examples']} examples"
         )
         ranked = best_steps(self._state.scores, self._options.evaluation.best_metric, None)
-        return self._options.checkpoint.keep_best > 0 and ranked[:1] == [step]
+        if self._saved_step == step:
+            self._checkpoints.record_scores(self._state)
+        elif self._options.checkpoint.keep_best > 0 and ranked[:1] == [step]:
+            self._checkpoint(step)
 
     def _checkpoint(self, step: int) -> None:
         self._state.window = self._window.to_json()
@@ -258,12 +274,6 @@ class Trainer:
         self._metrics.write("checkpoint", step, **row)
         self._status("running", "")
         self._console.say(f"step {step}: checkpoint {self._checkpoints.path(step)}")
-
-    def _stop(self, step: int) -> None:
-        if step == self._last:
-            return
-        self._board.close()
-        raise Preempted(f"stopped by a signal after step {step}; the same command goes on from it")
 
     def _status(self, state: str, message: str) -> None:
         if self._world.is_main:

@@ -12,6 +12,15 @@ from tests.distributed.test_training import DROPOUT, final_weights, losses
 from tests.launch import run, torchrun
 
 
+def test_a_refusal_under_torchrun_is_one_line(corpus: Path, tmp_path: Path) -> None:
+    options = tiny_options(corpus, tmp_path / "run", **{"train.micro_batch_tokens": 20})
+    done = run(torchrun("train", options))
+    # torchrun adds a block of its own; ours is one line, also of the ranks that it then ends.
+    ours = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert len(ours) == 1 and "micro_batch_tokens" in ours[0]
+    assert "t5_fsdp/" not in done.stderr and "Preempted" not in done.stderr
+
+
 @pytest.mark.long
 def test_twelve_steps_equal_six_a_new_launch_and_six(corpus: Path, tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"

@@ -125,6 +125,18 @@ def test_losses_equal_a_plain_loop(
     assert validation["loss"] == pytest.approx(plain.validation_loss, rel=1e-5)
 
 
+def test_losses_are_the_same_when_each_micro_batch_is_reduced(
+    pools: Any, corpus: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    options = {"train.micro_batch_tokens": 90, "parallel.sync_every_micro_batch": "true"}
+    train(pools(2), corpus, run_dir, **options)
+    plain = plain_run(corpus, 10)
+    assert losses(run_dir) == pytest.approx(plain.losses, rel=1e-5)
+    norms = [row["grad_norm"] for row in read_metrics(run_dir, "train")]
+    assert norms == pytest.approx(plain.grad_norms, rel=1e-4)
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 7])
 def test_few_examples_train_on_two_ranks(
     pools: Any, corpus: Path, tmp_path: Path, count: int
@@ -224,8 +236,10 @@ def test_evaluation_is_the_same_on_any_number_of_ranks(
     for world_size in (1, 2, 4):
         output = tmp_path / f"eval-{world_size}"
         code, out, err = pools(world_size).command(
-            "eval_rouge", ["--checkpoint", str(run_dir), "--output_dir", str(output)]
-        )
+            "eval_rouge",
+            ["--checkpoint", str(run_dir), "--output_dir", str(output),
+             "--evaluation.batch_tokens", "100"],
+        )  # fmt: skip
         assert code == 0, err
         assert "lead baseline" in out
         found.append((output / "predictions.jsonl").read_text())

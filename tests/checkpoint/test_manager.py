@@ -1,0 +1,146 @@
+"""Which checkpoints stay, which one a run goes on from."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from t5_fsdp.checkpoint.manager import CheckpointManager, RunState, best_steps
+from tests.conftest import read_metrics, tiny_options
+
+
+def make_state(step: int, scores: dict[str, dict[str, float]] | None = None) -> RunState:
+    return RunState(
+        step=step,
+        model={},
+        data_hash="",
+        tokenizer_hash="",
+        plan={},
+        window={},
+        scores=scores or {},
+        versions={},
+        prepared="",
+    )
+
+
+def make_folders(run_dir: Path, complete: list[int], others: tuple[str, ...] = ()) -> None:
+    for step in complete:
+        folder = run_dir / "checkpoints" / f"step-{step:08d}"
+        folder.mkdir(parents=True)
+        (folder / "COMPLETE").write_text("{}")
+    for name in others:
+        (run_dir / "checkpoints" / name).mkdir()
+
+
+def left(run_dir: Path) -> list[str]:
+    return sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+
+
+def prune(run_dir: Path, state: RunState, warnings: list[str] | None = None) -> None:
+    said = [] if warnings is None else warnings
+    CheckpointManager(
+        run_dir,
+        None,  # type: ignore[arg-type]  # pruning is rank 0's alone
+        keep_last=2,
+        keep_best=1,
+        best_metric="rouge1",
+        warn=said.append,
+    ).prune(state)
+
+
+def test_newest_and_best_stay(tmp_path: Path) -> None:
+    make_folders(tmp_path, [100, 200, 300, 400])
+    scores = {"100": {"rouge1": math.nan}, "200": {"rouge1": 0.3}, "300": {"rouge1": 0.2}}
+    prune(tmp_path, make_state(400, scores))
+    assert left(tmp_path) == ["step-00000200", "step-00000300", "step-00000400"]
+
+
+def test_the_one_just_written_stays_though_others_have_later_steps(tmp_path: Path) -> None:
+    make_folders(tmp_path, [700, 1000, 1500])
+    prune(tmp_path, make_state(700))
+    assert "step-00000700" in left(tmp_path)
+
+
+def test_what_interrupted_saves_left_goes_and_what_is_not_ours_stays(tmp_path: Path) -> None:
+    others = ("step-00000150", "step-00000100.damaged", "step-00000300", "notes", "step-1.old")
+    make_folders(tmp_path, [200], others)
+    prune(tmp_path, make_state(200))
+    # Step 300 has no COMPLETE but may be being written.
+    assert left(tmp_path) == ["notes", "step-00000200", "step-00000300", "step-1.old"]
+
+
+def test_best_is_never_not_a_number_and_the_earliest_of_equals() -> None:
+    scores = {"1": {"loss": math.nan}, "2": {"loss": 2.0}, "3": {"loss": 1.0}, "4": {"loss": 1.0}}
+    assert best_steps(scores, "loss", None) == [3, 4, 2]
+
+
+@pytest.fixture
+def run(pools: Any, corpus: Path, tmp_path: Path) -> Any:
+    """Train to a step, with a checkpoint every two; returns (code, output, errors)."""
+
+    def train(name: str, max_steps: int, **overrides: Any) -> tuple[int, str, str]:
+        options = {"train.max_steps": max_steps, "checkpoint.every_steps": 2} | overrides
+        options |= {"checkpoint.keep_last": 9, "evaluation.max_examples": 2}
+        return pools(1).command("train", tiny_options(corpus, tmp_path / name, **options))
+
+    return train
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over_and_made_again(
+    run: Any, tmp_path: Path
+) -> None:
+    assert run("run", 4)[0] == 0
+    newest = tmp_path / "run/checkpoints/step-00000004"
+    shard = next(newest.glob("*.distcp"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+    losses = [row["loss"] for row in read_metrics(tmp_path / "run", "train")]
+    code, out, _ = run("run", 4)
+    assert code == 0
+    assert "step-00000004 is damaged" in out and "(step 2)" in out
+    assert [row["loss"] for row in read_metrics(tmp_path / "run", "train")] == losses
+    assert left(tmp_path / "run") == ["step-00000002", "step-00000004"]
+
+
+def test_resume_from_a_folder_branches_off_and_goes_on_from_its_own(
+    run: Any, tmp_path: Path
+) -> None:
+    assert run("first", 4)[0] == 0
+    start = tmp_path / "first/checkpoints/step-00000002"
+    code, _, err = run("first", 6, **{"checkpoint.resume": start})
+    assert code == 2 and "later checkpoints" in err and "step-00000004" in err
+    branch = {"checkpoint.resume": start}
+    code, out, _ = run("second", 4, **branch)
+    assert code == 0 and "(step 2)" in out
+    code, out, _ = run("second", 6, **branch)
+    assert code == 0 and "step-00000004 (step 4)" in out
+
+
+def test_options_of_the_optimizer_are_the_configured_ones(run: Any, tmp_path: Path) -> None:
+    assert run("run", 2)[0] == 0
+    start = {"checkpoint.resume": tmp_path / "run/checkpoints/step-00000002"}
+    losses = {}
+    for decay in ("0.0", "5.0"):
+        assert run(f"decay-{decay}", 6, **start, **{"optimizer.weight_decay": decay})[0] == 0
+        losses[decay] = read_metrics(tmp_path / f"decay-{decay}", "train")[-1]["loss"]
+    assert abs(losses["0.0"] - losses["5.0"]) > 1e-3
+
+
+def test_a_validation_that_was_left_out_is_made_up_for(run: Any, tmp_path: Path) -> None:
+    assert run("run", 2)[0] == 0
+    [before] = read_metrics(tmp_path / "run", "validation")
+    # As a machine leaves it that was taken away during the last step's validation.
+    (tmp_path / "run/checkpoints/step-00000002/scores.json").unlink()
+    metrics = tmp_path / "run/metrics.jsonl"
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    kept = [json.dumps(row) for row in rows if row["kind"] != "validation"]
+    metrics.write_text("\n".join(kept) + "\n")
+    assert run("run", 2)[0] == 0
+    [again] = read_metrics(tmp_path / "run", "validation")
+    assert again["loss"] == before["loss"] and again["step"] == 2
+    code, out, _ = run("run", 2)
+    assert code == 0 and "nothing to do" in out
+    assert json.loads((tmp_path / "run/status.json").read_text())["state"] == "finished"

@@ -1,0 +1,40 @@
+"""FLOPs and device peaks against figures worked out apart from this code."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import T5Config
+
+from t5_fsdp.model.devices import peak_flops
+from t5_fsdp.model.flops import T5Shape, training_flops
+
+SHAPES = {
+    "base": {"d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12, "num_heads": 12},
+    "large": {"d_model": 1024, "d_kv": 64, "d_ff": 4096, "num_layers": 24, "num_heads": 16},
+    "3b": {"d_model": 1024, "d_kv": 128, "d_ff": 16384, "num_layers": 24, "num_heads": 32},
+    "11b": {"d_model": 1024, "d_kv": 128, "d_ff": 65536, "num_layers": 24, "num_heads": 128},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "tera"), [("base", 0.438), ("large", 1.480), ("3b", 5.84), ("11b", 23.3)]
+)
+def test_training_flops_of_512_source_and_128_target_tokens(name: str, tera: float) -> None:
+    shape = T5Shape.of(T5Config(vocab_size=32128, **SHAPES[name]))
+    assert training_flops(shape, 512, 128, 1) / 1e12 == pytest.approx(tera, rel=0.005)
+    assert training_flops(shape, 512, 128, 7) == 7 * training_flops(shape, 512, 128, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "tera"),
+    [
+        ("NVIDIA A100-SXM4-40GB", 312),
+        ("NVIDIA H200", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA L4", 121),
+        ("NVIDIA L40S", None),
+        ("CPU", None),
+    ],
+)
+def test_peak_of_known_devices_alone(name: str, tera: float | None) -> None:
+    assert peak_flops(name, "bf16") == (None if tera is None else tera * 1e12)

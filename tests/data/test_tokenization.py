@@ -19,6 +19,7 @@ from t5_fsdp.data.tokenization import (
     load_tokenizer,
     open_prepared,
     prepare,
+    tokenizer_digest,
     train_tokenizer,
 )
 from t5_fsdp.errors import UserError
@@ -440,3 +441,29 @@ def test_a_split_in_memory():
     assert len(TokenizedSplit.from_ids([], [])) == 0
     with pytest.raises(ValueError):
         TokenizedSplit.from_ids([[1]], [])
+
+
+def test_a_large_corpus_gives_the_same_tokenizer_every_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenization, "_MAX_TRAINING_SENTENCES", 50)
+    texts = [f"line {number} of water and rice\nand {number * 7}" for number in range(200)]
+    lines = list(tokenization._training_lines(texts))
+    assert len(lines) == 50 and lines[0] != lines[-1]
+    for name in ("first", "second"):
+        train_tokenizer(texts, 160, tmp_path / name)
+    first, second = (
+        (tmp_path / name / "spiece.model").read_bytes() for name in ("first", "second")
+    )
+    assert first == second
+
+
+def test_a_tokenizer_is_known_by_its_vocabulary_not_its_files(tmp_path, monkeypatch):
+    texts = ["water and rice and soil", "a lamp by the door"] * 9
+    train_tokenizer(texts, 125, tmp_path / "one")
+    train_tokenizer([*texts, "zebra quiz"], 130, tmp_path / "other")
+    again = shutil.copytree(tmp_path / "one", tmp_path / "again")
+    settings = json.loads((again / "tokenizer_config.json").read_text())
+    (again / "tokenizer_config.json").write_text(json.dumps(settings | {"is_local": False}))
+    digests = [
+        tokenizer_digest(load_tokenizer(str(tmp_path / name))) for name in ("one", "again", "other")
+    ]
+    assert digests[0] == digests[1] != digests[2]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import typing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -41,26 +42,56 @@ class ModelConfig:
 class DataConfig:
     """Where the documents and summaries come from and how long they may be."""
 
-    source: Literal["wikihow", "files", "hub", "sample"] = "wikihow"
-    """wikihow: the official CSV; files: your own; hub: a dataset; sample: the bundled how-tos."""
+    source: Literal["wikihow", "files", "hub", "saved", "sample"] = "wikihow"
+    """wikihow: the official CSV; files: your own; hub: a dataset of the Hugging Face Hub; saved: a
+    folder of datasets' save_to_disk; sample: the bundled how-tos. Naming a dataset means hub."""
     path: str = "data/wikihow"
     """wikihow: folder with wikihowAll.csv and, if at hand, all_{train,val,test}.txt."""
+    wikihow_version: Literal["all", "sep"] = "all"
+    """wikihow: all: a row an article (wikihowAll.csv); sep: a row a step (wikihowSep.csv)."""
+    wikihow_rules: Literal["official", "repair"] = "official"
+    """wikihow: official: as published results; repair: also mends the joints and titles that the
+    official rules miss."""
     dataset: str | None = None
-    """hub: dataset id."""
+    """hub: dataset id, or one of wikihow, cnn_dailymail, xsum, samsum, whose columns are known;
+    saved: the folder."""
     subset: str | None = None
     """hub: configuration name of the dataset."""
+    train_split: str = "train"
+    """hub, saved: name of the training split."""
+    validation_split: str | None = "validation"
+    """hub, saved: name of the validation split; null: none."""
+    test_split: str | None = "test"
+    """hub, saved: name of the test split; null: none."""
     train_files: list[str] | str = field(default_factory=list)
-    """files: csv, jsonl, json or parquet; one path or a list."""
+    """files: csv, jsonl, json (each also .gz) or parquet; a path, a folder, a pattern such as
+    part-*.jsonl, or a list of them."""
     validation_files: list[str] | str = field(default_factory=list)
     """files: as train_files, for the validation split."""
     test_files: list[str] | str = field(default_factory=list)
     """files: as train_files, for the test split."""
     document_column: str = "document"
-    """Column (files, hub) that holds the text to summarize."""
+    """Column (files, hub, saved) that holds the text to summarize."""
     summary_column: str = "summary"
-    """Column (files, hub) that holds the reference summary."""
+    """Column (files, hub, saved) that holds the reference summary; a list of texts is joined by
+    newlines."""
+    on_bad_row: Literal["strict", "tolerant"] = "strict"
+    """strict: a malformed row stops everything, with its file and number; tolerant: it is left out
+    and counted."""
     prefix: str = "summarize: "
-    """Text put before each document, as T5 was trained with."""
+    """Text put before each document that does not begin with it, as T5 was trained with."""
+    keep_newlines: bool = False
+    """Teach the lines of the summaries: a newline becomes a reserved token of the vocabulary (T5's
+    cannot write newlines) and again a newline in predictions."""
+    mixture: list[dict[str, Any]] = field(default_factory=list)
+    """Several sources at once: a list of mappings, each with options of this section that differ
+    (source, files, columns, prefix ...), a name, and a weight: its share of the examples of an
+    epoch relative to the others' (left out everywhere: each example once)."""
+    streaming: bool = False
+    """Read the training files (or the Hub) while training, without preparing them: for data larger
+    than the disk. Needs train.max_steps; docs/data.md says what it gives up."""
+    shuffle_buffer: int = 10000
+    """streaming: examples from which the next one is drawn at random."""
     max_source_tokens: int = 512
     """Longest source in tokens, prefix and end mark included; longer ones are cut."""
     max_target_tokens: int = 150
@@ -221,11 +252,39 @@ def normalize(config: Config) -> Config:
     config.data.path = os.path.expanduser(config.data.path)
     if config.data.cache_dir:
         config.data.cache_dir = os.path.expanduser(config.data.cache_dir)
-    for name in ("train_files", "validation_files", "test_files"):
-        value = getattr(config.data, name)
-        if isinstance(value, str):
-            setattr(config.data, name, [value])
+    _normalize_data(config.data)
     return config
+
+
+def _normalize_data(data: DataConfig) -> None:
+    for name in ("train_files", "validation_files", "test_files"):
+        value = getattr(data, name)
+        if isinstance(value, str):
+            setattr(data, name, [value])
+    if data.dataset is not None and data.source == DataConfig.source:
+        data.source = "hub"
+    if data.source != "hub":
+        return
+    if data.dataset == "wikihow":  # the Hub's loader for it is gone
+        data.source, data.dataset = "wikihow", None
+    elif preset := _PRESETS.get(data.dataset or ""):
+        for name, value in preset.items():
+            # What the user gave wins.
+            if name == "dataset" or getattr(data, name) == getattr(DataConfig, name):
+                setattr(data, name, value)
+
+
+# Datasets of which a user need not know the columns.
+_PRESETS: dict[str, dict[str, str]] = {
+    "cnn_dailymail": {
+        "dataset": "abisee/cnn_dailymail",
+        "subset": "3.0.0",
+        "document_column": "article",
+        "summary_column": "highlights",
+    },
+    "xsum": {"dataset": "EdinburghNLP/xsum"},
+    "samsum": {"dataset": "knkarthick/samsum", "document_column": "dialogue"},
+}
 
 
 # Smallest value each numeric option may take (inclusive, null always passes).
@@ -238,6 +297,7 @@ _MINIMUM: dict[str, float] = {
     "data.max_validation_examples": 1,
     "data.max_test_examples": 1,
     "parallel.num_replicas": 1,
+    "data.shuffle_buffer": 1,
     "optimizer.lr": 0,
     "optimizer.weight_decay": 0,
     "schedule.warmup_steps": 0,
@@ -261,7 +321,6 @@ _POSITIVE = ("optimizer.grad_clip_norm", "train.epochs")
 
 # Values that are reserved but not honoured by this version: refused, never ignored.
 NOT_YET: dict[str, tuple[Any, ...]] = {
-    "data.source": ("hub",),
     "parallel.engine": ("fsdp1", "ddp"),
     "parallel.sharding": ("shard_grad_op", "hybrid_shard", "no_shard"),
     "parallel.param_dtype": ("fp16",),
@@ -347,16 +406,113 @@ def _combination_problems(config: Config) -> list[str]:
             "model.tokenizer: train with model.init: pretrained would give the pretrained weights "
             "another vocabulary; set model.init: random or model.tokenizer: null"
         )
-    for name in ("dataset", "subset"):
-        if data.source != "hub" and getattr(data, name) is not None:
-            problems.append(f"data.{name} is only for data.source: hub; set it to null")
+    problems += _data_problems(data)
     if config.parallel.num_replicas is not None:
         problems.append(
             "parallel.num_replicas is only for parallel.sharding: hybrid_shard, which is not "
             "supported in this version; set it to null"
         )
-    if data.source == "files" and not data.train_files:
-        problems.append("data.source: files needs data.train_files")
+    if data.streaming and config.train.max_steps is None:
+        problems.append(
+            "data.streaming needs train.max_steps: how many examples there are is not known before"
+        )
+    if data.streaming and model.tokenizer == "train":
+        problems.append(
+            "model.tokenizer: train reads all training texts first; train it in a run without "
+            "data.streaming, then give its folder"
+        )
     if not config.checkpoint.resume:
         problems.append("checkpoint.resume is empty; give auto, never or a checkpoint folder")
     return problems
+
+
+def _data_problems(data: DataConfig) -> list[str]:
+    problems = []
+    if data.mixture:
+        problems += _mixture_problems(data)
+    else:
+        problems += _source_problems(data)
+    if data.streaming and data.source in ("wikihow", "sample"):
+        problems.append(
+            f"data.streaming is for data.source files, hub or saved, not {data.source}; set it to "
+            "false"
+        )
+    if data.streaming and data.mixture:
+        problems.append("data.streaming and data.mixture exclude each other; leave one of them out")
+    return problems
+
+
+def _source_problems(data: DataConfig) -> list[str]:
+    problems = []
+    if data.source == "files" and not data.train_files:
+        problems.append("data.source: files needs data.train_files")
+    if data.source == "hub" and data.dataset is None:
+        problems.append("data.source: hub needs data.dataset, e.g. cnn_dailymail")
+    if data.source not in ("hub", "saved") and data.dataset is not None:
+        problems.append("data.dataset is only for data.source: hub or saved; set it to null")
+    if data.source != "hub" and data.subset is not None:
+        problems.append("data.subset is only for data.source: hub; set it to null")
+    return problems
+
+
+# Of the options that a mixture's source may have of its own.
+_MIXTURE_OPTIONS = (
+    "source", "path", "wikihow_version", "wikihow_rules", "dataset", "subset", "train_split",
+    "validation_split", "test_split", "train_files", "validation_files", "test_files",
+    "document_column", "summary_column", "on_bad_row", "prefix", "max_train_examples",
+    "max_validation_examples", "max_test_examples",
+)  # fmt: skip
+
+
+def _mixture_problems(data: DataConfig) -> list[str]:
+    problems = []
+    for number, entry in enumerate(data.mixture):
+        place = f"data.mixture, source {number}"
+        for name, value in entry.items():
+            if name == "weight":
+                if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                    problems.append(f"{place}: weight is {value}; give a number above 0")
+            elif name == "name":
+                continue
+            elif name not in _MIXTURE_OPTIONS:
+                problems.append(
+                    f"{place}: {name} is none of name, weight, {', '.join(_MIXTURE_OPTIONS)}"
+                )
+            elif problem := _mixture_value_problem(name, value):
+                problems.append(f"{place}: {problem}")
+        if not problems:
+            own = mixture_part(data, entry)
+            problems += [f"{place}: {problem}" for problem in _source_problems(own)]
+    weights = ["weight" in entry for entry in data.mixture]
+    if any(weights) and not all(weights):
+        problems.append("data.mixture: give every source a weight, or none of them")
+    return problems
+
+
+def _mixture_value_problem(name: str, value: Any) -> str | None:
+    hint = typing.get_type_hints(DataConfig)[name]
+    choices = typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
+    if choices:
+        wanted = f"one of {', '.join(choices)}"
+        good = value in choices
+    elif name.endswith("_files"):
+        wanted = "a path or a list of paths"
+        paths = value if isinstance(value, list) else [value]
+        good = all(isinstance(path, str) for path in paths)
+    elif name.startswith("max_"):
+        wanted = "a whole number above 0, or null"
+        is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        good = value is None or is_count
+    else:
+        optional = type(None) in typing.get_args(hint)
+        wanted = "a text, or null" if optional else "a text"
+        good = isinstance(value, str) or (optional and value is None)
+    return None if good else f"{name} is {value!r}; give {wanted}"
+
+
+def mixture_part(data: DataConfig, entry: dict[str, Any]) -> DataConfig:
+    """The options of one source of a mixture: those of `data`, overridden by its own."""
+    options = {name: value for name, value in entry.items() if name not in ("name", "weight")}
+    own = dataclasses.replace(data, mixture=[], **options)
+    _normalize_data(own)
+    return own

@@ -5,21 +5,27 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 from t5_fsdp.checkpoint.manager import TOKENIZER, read_state, read_weights
-from t5_fsdp.config import EvaluationConfig
+from t5_fsdp.config import DataConfig, EvaluationConfig
 from t5_fsdp.errors import UserError
 from t5_fsdp.model.build import build_with_weights
 
+# Beside the prefix in task_specific_params: an exported model is evaluated as it was trained.
+KEEP_NEWLINES = "keep_newlines"
 
-def export_to_hf(checkpoint: Path, output: Path, generation: EvaluationConfig, prefix: str) -> None:
+
+def export_to_hf(
+    checkpoint: Path, output: Path, generation: EvaluationConfig, data: DataConfig
+) -> None:
     """Write float32 weights, configuration, generation settings and tokenizer to `output`.
 
     Args:
         checkpoint: a complete one.
         output: a new or empty folder.
         generation: becomes the model's defaults for `generate`.
-        prefix: what stands before each document.
+        data: prefix and keep_newlines are stored with the model.
 
     Raises:
         UserError: the checkpoint is not sound, or `output` exists and is not an empty folder.
@@ -34,7 +40,9 @@ def export_to_hf(checkpoint: Path, output: Path, generation: EvaluationConfig, p
         length_penalty=generation.length_penalty,
     )
     # Where T5 keeps what a pipeline puts before a text.
-    model.config.task_specific_params = {"summarization": {"prefix": prefix}}
+    model.config.task_specific_params = {
+        "summarization": {"prefix": data.prefix, KEEP_NEWLINES: data.keep_newlines}
+    }
     partial = output.with_name(f".{output.name}.part")
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -56,3 +64,13 @@ def _state_own_head(config_file: Path, own_head: bool) -> None:
     values = json.loads(config_file.read_text(encoding="utf-8"))
     values["tie_word_embeddings"] = not own_head
     config_file.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def exported_data_options(folder: Path) -> dict[str, Any]:
+    """The options of the data section that `export_to_hf` stored in a folder; {} in any other."""
+    try:
+        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        stored = values["task_specific_params"]["summarization"]
+        return {"prefix": str(stored["prefix"]), KEEP_NEWLINES: bool(stored[KEEP_NEWLINES])}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}

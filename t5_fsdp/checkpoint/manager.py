@@ -13,7 +13,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,7 @@ class RunState:
         scores: validation figures by step, for best checkpoints.
         versions: of the libraries.
         branched_from: the checkpoint that the run was told to go on from (`checkpoint.resume`).
+        place: where a stream of training data goes on.
         prepared: folder of the prepared data, which evaluation uses again if it is there.
     """
 
@@ -67,6 +68,7 @@ class RunState:
     versions: dict[str, str]
     prepared: str
     branched_from: str | None = None
+    place: dict[str, int] = field(default_factory=dict)
 
     @property
     def spec(self) -> ModelSpec:

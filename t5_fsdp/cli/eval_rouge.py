@@ -16,7 +16,7 @@ from t5_fsdp.data.sources import source_problems
 from t5_fsdp.errors import UserError
 
 if TYPE_CHECKING:
-    from t5_fsdp.data.tokenization import PreparedData
+    from t5_fsdp.data.prepared import PreparedData
 
 _EXTRA = [
     Extra("checkpoint", "Checkpoint, run folder (its best), Hugging Face folder or Hub id.",
@@ -79,6 +79,7 @@ def _score_file(path: Path, output_dir: str | None, session: Session) -> None:
 
 
 def _evaluate_checkpoint(layers: Layers, session: Session) -> None:
+    from t5_fsdp.data.tokenization import newline_id
     from t5_fsdp.evaluation.evaluate import score_split, summarize_split, write_evaluation
     from t5_fsdp.evaluation.generation import GenerationSettings
     from t5_fsdp.evaluation.rouge import format_table, lead_baseline, num_cores, score_pairs
@@ -103,7 +104,14 @@ def _evaluate_checkpoint(layers: Layers, session: Session) -> None:
     indices = _all_of(split)
     settings = GenerationSettings.of(config.evaluation)
     predictions = summarize_split(
-        loaded.model, loaded.tokenizer, split, indices, settings, world, console
+        loaded.model,
+        loaded.tokenizer,
+        split,
+        indices,
+        settings,
+        world,
+        console,
+        newline_id(loaded.tokenizer, config.data.keep_newlines),
     )
 
     def score() -> None:
@@ -150,8 +158,8 @@ def _prepared(
 
 def _run_data(config: Config, folder: Path, session: Session) -> PreparedData | None:
     """The data as the run prepared it, or None where it is gone or its files have changed."""
-    from t5_fsdp.data.sources import source_fingerprint
-    from t5_fsdp.data.tokenization import find_prepared
+    from t5_fsdp.data.prepared import find_prepared
+    from t5_fsdp.data.sources import SPLITS, source_fingerprint
 
     assert session.world is not None
 
@@ -159,10 +167,11 @@ def _run_data(config: Config, folder: Path, session: Session) -> PreparedData | 
         prepared = find_prepared(folder)
         if prepared is None:
             return False
+        splits = SPLITS[1:] if config.data.streaming else SPLITS
         if source_problems(config.data):
             session.console.warn(f"the data files are gone; using {folder}, made from them")
             return True
-        return source_fingerprint(config.data) == prepared.source_fingerprint
+        return source_fingerprint(config.data, splits) == prepared.source_fingerprint
 
     # Hashing large files is work for one rank.
     return find_prepared(folder) if session.world.on_rank_zero(decide) else None

@@ -39,5 +39,5 @@ def _export(argv: Sequence[str], session: Session) -> None:
 
     chosen = run_folder.find_checkpoint(folder, "--checkpoint", config.evaluation.best_metric)
     output = Path(layers.own["output"])
-    export_to_hf(chosen, output, config.evaluation, config.data.prefix)
+    export_to_hf(chosen, output, config.evaluation, config.data)
     session.console.say(f"exported {chosen} to {output}")

@@ -71,6 +71,7 @@ def find_model(layers: Layers, option: str, name: str) -> FoundModel:
     Raises:
         UserError: a folder that is none of these, or --config is missing for the latter two.
     """
+    from t5_fsdp.checkpoint.export import exported_data_options
     from t5_fsdp.checkpoint.manager import step_of
 
     folder = Path(name)
@@ -85,7 +86,8 @@ def find_model(layers: Layers, option: str, name: str) -> FoundModel:
             f"{option} {name} is no checkpoint of ours (a Hugging Face folder or Hub id?); give "
             "--config FILE.yaml too, for the data and the generation settings"
         )
-    return FoundModel(name, option, None, {})
+    data = exported_data_options(folder)
+    return FoundModel(name, option, None, {"data": data} if data else {})
 
 
 def load_model(found: FoundModel, config: Config, device: torch.device) -> LoadedModel:

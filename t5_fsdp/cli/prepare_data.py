@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import functools
+import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from t5_fsdp.cli.options import parse_layers, resolve
+from t5_fsdp.cli.options import Extra, parse_layers, resolve
 from t5_fsdp.cli.process import Session, run
 from t5_fsdp.config import Config
 from t5_fsdp.console import Console
-from t5_fsdp.data.sources import source_problems
+from t5_fsdp.data.sources import SPLITS, source_problems
 from t5_fsdp.files import write_json
 
 if TYPE_CHECKING:
-    from t5_fsdp.data.tokenization import PreparedData
+    from t5_fsdp.data.prepared import PreparedData
     from t5_fsdp.distributed import World
+
+_EXTRA = [
+    Extra("list_dropped", "Write every row that was left out, with its file, number and reason, to "
+          "<run_dir>/dropped_rows.jsonl.", type=bool, default=False),
+]  # fmt: skip
+
+# The lead baseline is scored on at most so many examples of a split.
+_LEAD_EXAMPLES = 500
 
 
 def main(argv: Sequence[str]) -> int:
@@ -29,16 +39,27 @@ def _prepare(argv: Sequence[str], session: Session) -> None:
         argv,
         command="prepare_data",
         description="Read, clean, split and tokenize the data once; train does it by itself too.",
+        extra=_EXTRA,
         config_required=True,
     )
     config = resolve(layers, check_data=source_problems)
     world = session.enter_world()
     prepared = prepare_on_all_ranks(config, world, session.console)
-    if world.is_main:
-        path = Path(config.run_dir) / "data_audit.json"
-        write_json(path, prepared.audit)
-        say_audit(prepared.audit, session.console)
-        session.console.say(f"audit: {path}; prepared data: {prepared.directory}")
+    world.on_rank_zero(lambda: _tell(config, prepared, layers.own["list_dropped"], session.console))
+
+
+def _tell(config: Config, prepared: PreparedData, list_dropped: bool, console: Console) -> None:
+    from t5_fsdp.data.prepared import DROPPED
+
+    run_dir = Path(config.run_dir)
+    audit = prepared.audit | {"lead_baseline": _lead_baseline(prepared, config.seed)}
+    write_json(run_dir / "data_audit.json", audit)
+    say_audit(audit, console)
+    if list_dropped:
+        target = run_dir / "dropped_rows.jsonl"
+        shutil.copyfile(prepared.directory / DROPPED, target)
+        console.say(f"rows that were left out: {target}")
+    console.say(f"audit: {run_dir / 'data_audit.json'}; prepared data: {prepared.directory}")
 
 
 def cache_dir(config: Config) -> Path:
@@ -51,30 +72,86 @@ def cache_dir(config: Config) -> Path:
 def prepare_on_all_ranks(config: Config, world: World, console: Console) -> PreparedData:
     """Prepare on rank 0 while the others wait without timeout, then open it everywhere.
 
-    A node that does not see rank 0's cache prepares its own.
+    A node that does not see rank 0's cache prepares its own. When streaming, the training split
+    is left out.
+
+    Raises:
+        UserError: as `prepare`.
     """
-    from t5_fsdp.data.tokenization import open_prepared, prepare
+    from t5_fsdp.data.prepared import open_prepared, prepare
 
-    def work() -> str:
-        return str(prepare(config.data, config.model, cache_dir(config), console.say).directory)
+    splits = SPLITS[1:] if config.data.streaming else SPLITS
 
-    directory = Path(world.on_rank_zero(work))
-    if directory.is_dir():
-        return open_prepared(directory)
-    return prepare(config.data, config.model, cache_dir(config), console.say)
+    def work() -> PreparedData:
+        return prepare(config.data, config.model, cache_dir(config), console.say, splits)
+
+    directory = Path(world.on_rank_zero(lambda: str(work().directory)))
+    return open_prepared(directory) if directory.is_dir() else work()
+
+
+def _lead_baseline(prepared: PreparedData, seed: int) -> dict[str, Any]:
+    """ROUGE of the first words of the documents, on (a part of) the held-out splits."""
+    from t5_fsdp.evaluation.evaluate import choose_examples
+    from t5_fsdp.evaluation.rouge import lead_baseline, num_cores, score_pairs
+
+    figures = {}
+    for name in SPLITS[1:]:
+        split = prepared.split(name)
+        if split is None:
+            continue
+        texts = [split.text(int(i)) for i in choose_examples(len(split), _LEAD_EXAMPLES, seed)]
+        references = [text["summary"] for text in texts]
+        lead = lead_baseline([text["document"] for text in texts], references)
+        scores = score_pairs(lead, references, num_cores()).summary()["scores"]
+        figures[name] = {"examples": len(texts)} | {
+            metric: values["fmeasure"] for metric, values in scores.items()
+        }
+    return figures
 
 
 def say_audit(audit: dict[str, Any], console: Console) -> None:
-    """The audit as a small table."""
-    console.say(f"{'split':<12}{'kept':>9}{'source tokens':>16}{'target tokens':>16}{'unknown':>9}")
+    """The audit as tables, then what was dropped, notes and warnings."""
+    console.say(_rows_table(audit["splits"]))
+    console.say(_tokens_table(audit["splits"]))
+    for reason, count in audit["dropped"].items():
+        console.say(f"left out: {count:,} rows, {reason}")
+    for pair, count in audit["duplicates_across"].items():
+        console.say(f"documents of {pair}: {count:,}")
     for name, split in audit["splits"].items():
-        source, target = split.get("source_tokens", {}), split.get("target_tokens", {})
-        unknown = 100 * split.get("unknown_tokens", 0.0)
+        if split["unknown_characters"]:
+            characters = json.dumps(split["unknown_characters"], ensure_ascii=False)
+            console.say(f"{name}, characters unknown to the tokenizer: {characters}")
+    for name, lead in audit.get("lead_baseline", {}).items():
+        points = " / ".join(f"{100 * lead[m]:.1f}" for m in lead if m != "examples")
         console.say(
-            f"{name:<12}{split['kept']:>9,}{source.get('mean', 0):>16.1f}"
-            f"{target.get('mean', 0):>16.1f}{unknown:>8.2f}%"
+            f"{name}, lead baseline ROUGE-1/2/L/Lsum: {points} on {lead['examples']:,} examples"
         )
-    for reason, count in audit.get("dropped", {}).items():
-        console.say(f"dropped {count:,} rows: {reason}")
-    for note in audit.get("notes", ()):
+    for note in audit["notes"]:
         console.say(note)
+    for warning in audit["warnings"]:
+        console.warn(warning)
+
+
+def _rows_table(splits: dict[str, Any]) -> str:
+    lines = [f"{'split':<12}{'read':>10}{'kept':>10}{'left out':>10}{'duplicates':>12}"]
+    for name, split in splits.items():
+        dropped = sum(split["dropped"].values())
+        lines.append(
+            f"{name:<12}{split['read']:>10,}{split['kept']:>10,}{dropped:>10,}"
+            f"{split['duplicates']:>12,}"
+        )
+    return "\n".join(lines)
+
+
+def _tokens_table(splits: dict[str, Any]) -> str:
+    lines = [f"{'tokens':<20}{'mean':>8}{'median':>8}{'p90':>8}{'max':>10}{'cut':>8}{'unknown':>9}"]
+    for name, split in splits.items():
+        for side in ("source", "target"):
+            tokens = split[f"{side}_tokens"]
+            unknown = f"{100 * split['unknown_tokens']:.2f}%" if side == "source" else ""
+            lines.append(
+                f"{name + ', ' + side:<20}{tokens['mean']:>8.1f}{tokens['median']:>8.0f}"
+                f"{tokens['p90']:>8.0f}{tokens['max']:>10,}"
+                f"{100 * split[side + '_truncated']:>7.1f}%{unknown:>9}"
+            )
+    return "\n".join(lines)

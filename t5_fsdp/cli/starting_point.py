@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 from t5_fsdp.checkpoint.manager import RunState, is_checkpoint, read_state, read_weights
 from t5_fsdp.cli import run_folder
 from t5_fsdp.config import Config, to_dict
-from t5_fsdp.data.batching import SpecialIds, StepBatches, check_longest
+from t5_fsdp.data.batching import (
+    Batches,
+    MixturePart,
+    SpecialIds,
+    StepBatches,
+    check_longest,
+)
+from t5_fsdp.data.streaming import StreamBatches, stream_digest, stream_problem
 from t5_fsdp.data.tokenization import load_tokenizer, tokenizer_digest
 from t5_fsdp.errors import UserError
 from t5_fsdp.model.build import ModelSpec, StateDict, initial_weights, resolve_spec
@@ -19,7 +26,7 @@ from t5_fsdp.training.trainer import total_steps
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from t5_fsdp.data.tokenization import PreparedData, TokenizedSplit
+    from t5_fsdp.data.prepared import PreparedData
     from t5_fsdp.distributed import World
 
 # Initial weights, and whether they hold an output head of their own.
@@ -47,7 +54,7 @@ class StartingPoint:
     tokenizer: PreTrainedTokenizerBase
     special: SpecialIds
     spec: ModelSpec
-    batches: StepBatches
+    batches: Batches
     state: RunState
     last_step: int
     warnings: list[str]
@@ -87,24 +94,28 @@ def find_start(
             model options are wrong; an example exceeds micro_batch_tokens.
     """
     tokenizer = load_tokenizer(str(prepared.tokenizer_directory))
-    split = prepared.split("train")
-    assert split is not None
     old = None if resume is None else read_state(resume)
+    data_hash = _data_hash(config, prepared)
     reader: ReadWeights | None = None
     if resume is None or old is None:
         spec, reader = choose_model(config, tokenizer)
     else:
-        _compare_data(old, prepared, tokenizer_digest(tokenizer), resume)
+        _compare_data(old, data_hash, tokenizer_digest(tokenizer), resume)
         spec = _resumed_spec(config, tokenizer, old, resume)
     special = SpecialIds(tokenizer.pad_token_id, spec.config.decoder_start_token_id)
     validation = prepared.split("validation")
     if validation is not None:
         check_longest(validation, config.train.micro_batch_tokens, "validation")
-    batches = _batches(config, world, split, special)
+    if config.data.streaming:
+        place = old.place if old else {}
+        batches: Batches = _stream(config, world, tokenizer, special, place)
+    else:
+        batches = _batches(config, world, prepared, special)
     plan = {
         "seed": config.seed,
         "global_batch_size": config.train.global_batch_size,
         "batching": config.train.batching,
+        "mixture weights": [entry.get("weight") for entry in config.data.mixture],
     }
     return StartingPoint(
         resume=resume,
@@ -115,7 +126,7 @@ def find_start(
         state=RunState(
             step=old.step if old else 0,
             model=spec.to_json(),
-            data_hash=prepared.content_hash["train"],
+            data_hash=data_hash,
             tokenizer_hash=tokenizer_digest(tokenizer),
             plan=plan,
             window=old.window if old else {},
@@ -123,6 +134,7 @@ def find_start(
             versions=run_folder.library_versions(),
             prepared=str(prepared.directory),
             branched_from=_branch(config, old),
+            place=old.place if old else {},
         ),
         last_step=total_steps(batches.steps_per_epoch, config.train),
         warnings=_plan_warnings(old.plan if old else plan, plan),
@@ -174,9 +186,23 @@ def _check_same_shape(stored: ModelSpec, asked: ModelSpec, holder: str) -> None:
         )
 
 
+def _data_hash(config: Config, prepared: PreparedData) -> str:
+    if config.data.streaming:
+        return stream_digest(config.data)
+    return prepared.content_hash["train"]
+
+
 def _batches(
-    config: Config, world: World, split: TokenizedSplit, special: SpecialIds
+    config: Config, world: World, prepared: PreparedData, special: SpecialIds
 ) -> StepBatches:
+    split = prepared.split("train")
+    assert split is not None
+    weights = [entry.get("weight") for entry in config.data.mixture]
+    mixture = [
+        MixturePart(part.start, part.stop, weight)
+        for part, weight in zip(prepared.parts, weights, strict=False)
+        if weight is not None
+    ]
     return StepBatches(
         split,
         special,
@@ -186,6 +212,28 @@ def _batches(
         micro_batch_tokens=config.train.micro_batch_tokens,
         batching=config.train.batching,
         seed=config.seed,
+        mixture=mixture,
+    )
+
+
+def _stream(
+    config: Config,
+    world: World,
+    tokenizer: PreTrainedTokenizerBase,
+    special: SpecialIds,
+    place: dict[str, int],
+) -> StreamBatches:
+    if problem := stream_problem(config.data, config.train.micro_batch_tokens):
+        raise UserError(problem)
+    return StreamBatches(
+        config.data,
+        tokenizer,
+        special,
+        world,
+        global_batch_size=config.train.global_batch_size,
+        micro_batch_tokens=config.train.micro_batch_tokens,
+        seed=config.seed,
+        **place,
     )
 
 
@@ -207,17 +255,17 @@ def _resumed_spec(
     return asked
 
 
-def _compare_data(old: RunState, prepared: PreparedData, tokenizer_hash: str, folder: Path) -> None:
+def _compare_data(old: RunState, data_hash: str, tokenizer_hash: str, folder: Path) -> None:
     """Raises UserError when the checkpoint was trained on other data or with another tokenizer."""
     if old.tokenizer_hash != tokenizer_hash:
         raise UserError(
             f"{folder} was trained with another tokenizer ({old.tokenizer_hash[:12]}, now "
             f"{tokenizer_hash[:12]}); use that one, or give another run_dir"
         )
-    if old.data_hash != prepared.content_hash["train"]:
+    if old.data_hash != data_hash:
         raise UserError(
             f"{folder} was trained on other training data (content {old.data_hash[:12]}, now "
-            f"{prepared.content_hash['train'][:12]}); restore the data, its limits and prefix, or "
+            f"{data_hash[:12]}); restore the data, its limits and prefix, or "
             "give another run_dir"
         )
 
@@ -227,5 +275,5 @@ def _plan_warnings(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         f"{name} was {old.get(name)} and is {value} now: from here on the order of the data is "
         "another, so this epoch may repeat or miss examples"
         for name, value in new.items()
-        if old.get(name) != value
+        if name in old and old[name] != value
     ]

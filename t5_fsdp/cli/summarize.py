@@ -41,7 +41,7 @@ def _summarize(argv: Sequence[str], session: Session) -> None:
     found.choose(config.evaluation.best_metric)
 
     # Slow to import; what is wrong with the command line is said before.
-    from t5_fsdp.data.tokenization import encode_sources
+    from t5_fsdp.data.tokenization import encode_sources, newline_id
     from t5_fsdp.evaluation.generation import GenerationSettings, generate
 
     loaded = load_model(found, config, world.device)
@@ -55,9 +55,14 @@ def _summarize(argv: Sequence[str], session: Session) -> None:
             f"({config.data.max_source_tokens}); what is beyond it was not read"
         )
     summaries = generate(
-        loaded.model, loaded.tokenizer, sources, GenerationSettings.of(config.evaluation)
+        loaded.model,
+        loaded.tokenizer,
+        sources,
+        GenerationSettings.of(config.evaluation),
+        newline=newline_id(loaded.tokenizer, config.data.keep_newlines),
     )
     for position in range(len(texts)):
+        # One line a text, whatever the summary's own lines.
         print(" ".join(summaries[position].split()), flush=True)
 
 

@@ -16,7 +16,7 @@ from t5_fsdp.data.sources import source_problems
 
 if TYPE_CHECKING:
     from t5_fsdp.cli.starting_point import StartingPoint
-    from t5_fsdp.data.tokenization import PreparedData
+    from t5_fsdp.data.prepared import PreparedData
     from t5_fsdp.distributed import World
     from t5_fsdp.parallel.engine import Engine
 
@@ -70,8 +70,8 @@ def _check(config: Config, session: Session, world: World) -> None:
     start = find_start(config, world, prepared, resume)
     count = num_parameters(build_on_meta(start.spec))
     session.console.say(
-        f"the configuration is sound: {count:,} parameters, {start.batches.num_examples:,} "
-        f"examples, {start.last_step:,} steps; "
+        f"the configuration is sound: {count:,} parameters, {_describe_size(start)}, "
+        f"{start.last_step:,} in all; "
         + (f"it would go on from {resume}" if resume else "it would start at step 1")
     )
 
@@ -190,8 +190,7 @@ def _announce(
         session.console.warn(warning)
     where = f"resuming from {start.resume} (step {start.state.step})"
     session.console.say(
-        f"{start.batches.num_examples:,} training examples, "
-        f"{start.batches.steps_per_epoch:,} steps an epoch, {start.last_step:,} in all; "
+        f"{_describe_size(start)}, {start.last_step:,} in all; "
         + (where if start.resume else "starting at step 1")
     )
 
@@ -204,6 +203,13 @@ def _announce(
 
     session.on_early_end = write_end
     session.last_checkpoint = last_checkpoint
+
+
+def _describe_size(start: StartingPoint) -> str:
+    examples, steps = start.batches.num_examples, start.batches.steps_per_epoch
+    if examples is None or steps is None:
+        return "a stream of training examples, steps"
+    return f"{examples:,} training examples, {steps:,} steps an epoch"
 
 
 def _build_engine(start: StartingPoint, config: Config, session: Session, world: World) -> Engine:
@@ -234,6 +240,7 @@ def _validator(
     engine: Engine,
 ) -> Callable[[int], dict[str, float]] | None:
     """Loss and ROUGE of the validation subset for a step; None without such a split."""
+    from t5_fsdp.data.tokenization import newline_id
     from t5_fsdp.evaluation.evaluate import choose_examples, validate
     from t5_fsdp.evaluation.generation import GenerationSettings
     from t5_fsdp.model.build import build_with_weights
@@ -243,6 +250,7 @@ def _validator(
     if split is None:
         session.console.warn("there is no validation split: no validation, no best checkpoint")
         return None
+    newline = newline_id(start.tokenizer, config.data.keep_newlines)
     indices = choose_examples(len(split), config.evaluation.max_examples, config.seed)
     dtype = DTYPES[config.parallel.param_dtype]
 
@@ -260,6 +268,7 @@ def _validator(
             GenerationSettings.of(config.evaluation),
             world,
             session.console,
+            newline=newline,
             micro_batch_tokens=config.train.micro_batch_tokens,
             output_dir=Path(config.run_dir) / "evaluation" / f"step-{step:08d}" / "validation",
         )

@@ -15,7 +15,7 @@ import heapq
 import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -30,7 +30,7 @@ IGNORED_LABEL = -100  # torch's cross-entropy leaves these positions out
 
 
 class TokenSource(Protocol):
-    """What batching needs of a tokenized split; `tokenization.TokenizedSplit` is one."""
+    """What batching needs of a tokenized split; `tokenized.TokenizedSplit` is one."""
 
     source_lengths: np.ndarray
     target_lengths: np.ndarray
@@ -85,6 +85,41 @@ def plan_epoch(
         order = _group_by_length(order, source_lengths, target_lengths, global_batch_size, rng)
     starts = np.append(np.arange(0, count, global_batch_size), count).astype(np.int64)
     return EpochPlan(order=order, starts=starts)
+
+
+@dataclass(frozen=True)
+class MixturePart:
+    """One source of a mixture: its rows, from start up to stop, and its weight."""
+
+    start: int
+    stop: int
+    weight: float
+
+
+def draw_mixture(parts: Sequence[MixturePart], *, seed: int, epoch: int) -> np.ndarray:
+    """The examples of an epoch of a mixture, int64 [examples of all parts together].
+
+    Each part gets its weight's share of them. It is gone through in one random order after the
+    other, over the epochs, so that none of its examples is ahead of another by more than one turn.
+    """
+    total = sum(part.stop - part.start for part in parts)
+    weights = np.array([part.weight for part in parts])
+    shares = total * weights / weights.sum()
+    counts = np.floor(shares).astype(int)
+    # The largest remainders get what rounding down left over.
+    counts[np.argsort(counts - shares, kind="stable")[: total - counts.sum()]] += 1
+    drawn = []
+    for number, (part, count) in enumerate(zip(parts, counts.tolist(), strict=True)):
+        size = part.stop - part.start
+        first, last = epoch * count, (epoch + 1) * count
+        turns = [
+            numpy_generator(seed, f"mixture {number}", turn).permutation(size)
+            for turn in range(first // size, math.ceil(last / size))
+        ]
+        offset = first // size * size
+        if turns:
+            drawn.append(part.start + np.concatenate(turns)[first - offset : last - offset])
+    return np.concatenate(drawn)
 
 
 def _group_by_length(
@@ -334,18 +369,39 @@ class StepBatch:
 
     Attributes:
         micro_batches: this rank's, as many as every other rank's.
-        example_indices: of the whole global batch, in the split.
+        example_indices: of the whole global batch, in the split; empty where a stream has none.
+        num_examples: in the whole global batch.
+        examples_seen: since the start of the run, this step included.
         source_tokens, target_tokens: real ones of the whole global batch, end marks included.
         padded_tokens: rows x (longest source + longest target), summed over all ranks.
+        place: what a stream needs to go on behind this step.
     """
 
     step: int
     epoch: float
     micro_batches: list[MicroBatch]
     example_indices: np.ndarray
+    num_examples: int
+    examples_seen: int
     source_tokens: int
     target_tokens: int
     padded_tokens: int
+    place: dict[str, int] = field(default_factory=dict)
+
+
+class Batches(Protocol):
+    """What a training loop needs of its data.
+
+    Attributes:
+        num_examples, steps_per_epoch: None where a stream does not know.
+    """
+
+    @property
+    def num_examples(self) -> int | None: ...
+    @property
+    def steps_per_epoch(self) -> int | None: ...
+    def iterate(self, first_step: int, last_step: int) -> Iterator[StepBatch]:
+        """Batches of the steps `first_step` to `last_step` (from 1)."""
 
 
 class StepBatches:
@@ -355,6 +411,7 @@ class StepBatches:
         split: token ids and their lengths.
         special: ids for padding and for the decoder's start.
         rank, world_size: whose share to collate.
+        mixture: the split's sources with their weights; none: each example once an epoch.
 
     Raises:
         UserError: an example alone exceeds `micro_batch_tokens`, or the split is empty.
@@ -371,6 +428,7 @@ class StepBatches:
         micro_batch_tokens: int,
         batching: str,
         seed: int,
+        mixture: Sequence[MixturePart] = (),
     ) -> None:
         if len(split) == 0:
             raise UserError("the training split is empty; check the data files and their columns")
@@ -380,6 +438,7 @@ class StepBatches:
         self._global_batch_size = global_batch_size
         self._micro_batch_tokens = micro_batch_tokens
         self._batching, self._seed = batching, seed
+        self._mixture = mixture
         self._plan: tuple[int, EpochPlan] | None = None
         check_longest(split, micro_batch_tokens)
 
@@ -421,6 +480,9 @@ class StepBatches:
             epoch=step / self.steps_per_epoch,
             micro_batches=[self._collate(indices[group]) for group in shares[self._rank]],
             example_indices=indices,
+            num_examples=len(indices),
+            examples_seen=epoch * len(self._split)
+            + min(len(self._split), (place + 1) * self._global_batch_size),
             source_tokens=int(source.sum()),
             target_tokens=int(target.sum()),
             padded_tokens=sum(
@@ -432,15 +494,18 @@ class StepBatches:
 
     def _epoch_plan(self, epoch: int) -> EpochPlan:
         if self._plan is None or self._plan[0] != epoch:
+            drawn = np.arange(len(self._split))
+            if self._mixture:
+                drawn = draw_mixture(self._mixture, seed=self._seed, epoch=epoch)
             plan = plan_epoch(
-                self._split.source_lengths,
-                self._split.target_lengths,
+                self._split.source_lengths[drawn],
+                self._split.target_lengths[drawn],
                 global_batch_size=self._global_batch_size,
                 batching=self._batching,
                 seed=self._seed,
                 epoch=epoch,
             )
-            self._plan = (epoch, plan)
+            self._plan = (epoch, EpochPlan(order=drawn[plan.order], starts=plan.starts))
         return self._plan[1]
 
     def _collate(self, indices: np.ndarray) -> MicroBatch:

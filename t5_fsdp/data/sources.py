@@ -1,25 +1,25 @@
-"""From what the user has (files, WikiHow, the bundled sample) to splits of id, document, summary.
+"""From what the user has (files, WikiHow, a Hub dataset, the sample) to splits of texts.
 
-Rows are read one by one with the standard library (Parquet with pyarrow) and handed on as
-`datasets.Dataset`s backed by Arrow files. The CSV and JSON loaders of `datasets` are not used:
-with a surplus field pandas silently shifts the columns, pyarrow rewrites texts that look like
-dates and numbers, and neither can say which row is at fault.
+`load_splits` reads everything once into Arrow files of id, document and summary, and tells what it
+dropped and why. A mixture is several sources, read one after the other into the same splits.
 """
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
-from t5_fsdp.config import DataConfig
-from t5_fsdp.data import wikihow
+from t5_fsdp.config import DataConfig, mixture_part
+from t5_fsdp.data import hub, wikihow
+from t5_fsdp.data.readers import EXTENSIONS, BadRow, Row, cell_text, format_of, read_rows
 from t5_fsdp.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,16 +27,40 @@ if TYPE_CHECKING:
     import pyarrow
 
 SPLITS = ("train", "validation", "test")
-EXTENSIONS = (".csv", ".jsonl", ".json", ".parquet")
 SAMPLE_FOLDER = Path(__file__).parents[2] / "data" / "sample"
-READING_VERSION = 1  # raise when the same files would give other rows
-EMPTY_DOCUMENT, EMPTY_SUMMARY = "empty document", "empty summary"
+READING_VERSION = 2  # raise when the same files would give other rows
+EMPTY_DOCUMENT, EMPTY_SUMMARY, MALFORMED = "empty document", "empty summary", "malformed row"
 
 _BLOCK_BYTES = 1 << 20
 _ROWS_A_BATCH = 1000
+_SHOWN_MALFORMED = 5
 
-Row = dict[str, Any]
-Reader = Callable[[Path], Iterator[tuple[int, Row]]]
+
+@dataclass(frozen=True)
+class Part:
+    """One source of a mixture, or the only one.
+
+    Attributes:
+        name: for messages and the audit.
+        weight: its share of an epoch relative to the other parts'; None: as many as it has rows.
+        data: its options; `mixture` is empty.
+    """
+
+    name: str
+    weight: float | None
+    data: DataConfig
+
+
+def parts_of(data: DataConfig) -> list[Part]:
+    """The sources that `data` names, each with its own options: those of `data`, overridden."""
+    if not data.mixture:
+        return [Part(data.source, None, data)]
+    parts = []
+    for number, entry in enumerate(data.mixture):
+        own = mixture_part(data, entry)
+        name = str(entry.get("name") or f"{number}: {own.source}")
+        parts.append(Part(name, entry.get("weight"), own))
+    return parts
 
 
 @dataclass
@@ -44,15 +68,21 @@ class LoadedSplits:
     """Cleaned texts, not yet tokens.
 
     Attributes:
-        splits: per split a Dataset of the string columns id, document, summary. A split that was
-            not given, or that is empty after the cleaning of WikiHow, is missing. The Arrow files
-            lie in the `work_dir` of `load_splits`.
-        audit: {"splits": {split: {"kept", "read"}}, "dropped": {reason: rows}, "notes": [line]};
-            `read` counts the rows of the split's files, for WikiHow those its lists assign to it.
+        splits: per split a Dataset of the columns id, document, summary (texts) and part (the
+            number of its source). A split that was not given, or that is empty after the cleaning
+            of WikiHow, is missing. The Arrow files lie in the `work_dir` of `load_splits`.
+        dropped_file: one JSON object a dropped row: split, place, row, reason.
+        audit: {"splits": {split: {"kept", "read", "dropped": {reason: rows}}}, "dropped": {reason:
+            rows}, "notes": [line]}; `read` counts the rows of the split's files, for WikiHow those
+            its lists assign to it.
     """
 
     splits: dict[str, datasets.Dataset]
+    dropped_file: Path
     audit: dict[str, Any]
+
+
+# ---------------------------------------------------------------- what is there
 
 
 def source_problems(data: DataConfig) -> list[str]:
@@ -60,8 +90,16 @@ def source_problems(data: DataConfig) -> list[str]:
 
     Cheap (no torch, no datasets): a command calls it before it loads a model.
     """
+    problems = []
+    for part in parts_of(data):
+        prefix = f"data.mixture, {part.name}: " if data.mixture else ""
+        problems += [prefix + problem for problem in _part_problems(part.data)]
+    return problems
+
+
+def _part_problems(data: DataConfig) -> list[str]:
     if data.source == "wikihow":
-        return _wikihow_problems(Path(data.path))
+        return _wikihow_problems(data)
     if data.source == "sample":
         return [
             f"data.source: sample needs {path}, which is not there; "
@@ -70,38 +108,58 @@ def source_problems(data: DataConfig) -> list[str]:
             for path in paths
             if not path.is_file()
         ]
+    if data.source == "saved":
+        return hub.saved_problems(data)
     if data.source == "files":
-        return [
-            problem
-            for split, paths in _files(data).items()
-            for path in paths
-            if (problem := _file_problem(f"data.{split}_files", path, EXTENSIONS))
-        ]
+        problems = []
+        for split in SPLITS:
+            for pattern in _patterns(data, split):
+                paths, problem = _expand(f"data.{split}_files", pattern)
+                problems += [problem] if problem else []
+                problems += [
+                    found for path in paths if (found := _file_problem(f"data.{split}_files", path))
+                ]
+        return problems
     return []
 
 
-def _wikihow_problems(folder: Path) -> list[str]:
-    if not (folder / wikihow.CSV_NAME).exists():
+def _wikihow_problems(data: DataConfig) -> list[str]:
+    folder, name = Path(data.path), wikihow.CSV_NAMES[data.wikihow_version]
+    if not (folder / name).exists():
         return [
-            f"data.path {folder} has no {wikihow.CSV_NAME}; download it and put it there "
+            f"data.path {folder} has no {name}; download it and put it there "
             "(data/README.md says from where), or set data.path"
         ]
-    problems = [
-        _file_problem("data.path", folder / wikihow.CSV_NAME, (".csv",)),
-        wikihow.list_problem(folder),
-    ]
+    problems = [_file_problem("data.path", folder / name), wikihow.list_problem(folder)]
     return [problem for problem in problems if problem]
 
 
-def _file_problem(option: str, path: Path, extensions: tuple[str, ...]) -> str | None:
+def _patterns(data: DataConfig, split: str) -> list[str]:
+    value = getattr(data, f"{split}_files")
+    return [value] if isinstance(value, str) else value
+
+
+def _expand(option: str, pattern: str) -> tuple[list[Path], str | None]:
+    """The files that a path, a folder or a pattern such as `part-*.jsonl` stands for, sorted."""
+    path = Path(pattern).expanduser()
+    if path.is_dir():
+        found = [inner for inner in sorted(path.iterdir()) if inner.is_file() and format_of(inner)]
+        kinds = ", ".join(EXTENSIONS)
+        return found, None if found else f"{option}: the folder {path} has no {kinds} files in it"
+    if not path.exists() and glob.has_magic(pattern):
+        matches = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
+        found = [match for match in matches if match.is_file()]
+        return found, None if found else f"{option}: no file matches {pattern}; check the pattern"
+    return [path], None
+
+
+def _file_problem(option: str, path: Path) -> str | None:
     if not path.exists():
         return f"{option}: {path} does not exist; check the path"
-    if path.is_dir():
-        return f"{option}: {path} is a folder; name the files in it"
-    if path.suffix.lower() not in extensions:
+    if format_of(path) is None:
         return (
-            f"{option}: {path} has the unknown extension {path.suffix!r}; "
-            f"use one of {', '.join(extensions)}"
+            f"{option}: {path} has the unknown extension {path.suffix!r}; use one of "
+            f"{', '.join(EXTENSIONS)} (all but .parquet also with .gz)"
         )
     if not os.access(path, os.R_OK):
         return f"{option}: {path} may not be read; change its permissions"
@@ -117,39 +175,61 @@ def _files(data: DataConfig) -> dict[str, list[Path]]:
     if data.source == "wikihow":
         folder = Path(data.path)
         lists = [folder / wikihow.LIST_NAMES[split] for split in wikihow.present_lists(folder)]
-        return {"all": [folder / wikihow.CSV_NAME, *lists]}
-    files = {}
-    for split in SPLITS:
-        value = getattr(data, f"{split}_files")
-        paths = [value] if isinstance(value, str) else value
-        files[split] = [Path(path).expanduser() for path in paths]
-    return files
+        return {"all": [folder / wikihow.CSV_NAMES[data.wikihow_version], *lists]}
+    return {
+        split: [path for pattern in _patterns(data, split) for path in _expand("", pattern)[0]]
+        for split in SPLITS
+    }
 
 
-def source_fingerprint(data: DataConfig) -> str:
+def split_files(data: DataConfig, split: str) -> list[Path]:
+    """The files of one split, for sources that have a file or more a split."""
+    return _files(data)[split]
+
+
+def source_fingerprint(data: DataConfig, splits: tuple[str, ...] = SPLITS) -> str:
     """Hex digest of all that decides which rows `load_splits` gives.
 
     That is the content of the files (neither path nor time) and the options that matter.
+
+    Args:
+        data: the source.
+        splits: only these count.
 
     Raises:
         UserError: a file is missing or cannot be read.
     """
     digest = hashlib.blake2b(digest_size=32)
+    for part in parts_of(data):
+        _add_part(digest, part.data, splits)
+    return digest.hexdigest()
+
+
+def _add_part(digest: Any, data: DataConfig, splits: tuple[str, ...]) -> None:
     options: dict[str, Any] = {
         "version": READING_VERSION,
         "source": data.source,
         "limits": [_limit(data, split) for split in SPLITS],
+        "on_bad_row": data.on_bad_row,
     }
-    if data.source == "files":
+    if data.source in ("files", "hub", "saved"):
         options["columns"] = [data.document_column, data.summary_column]
+    if data.source == "wikihow":
+        options["wikihow"] = [data.wikihow_version, data.wikihow_rules]
     digest.update(json.dumps(options, sort_keys=True).encode())
-    for split, paths in _files(data).items():
-        for path in paths:
+    if data.source in ("hub", "saved"):
+        files = {
+            split: list(map(Path, found))
+            for split, found in hub.content_files(data, splits).items()
+        }
+    else:
+        files = _files(data)
+    for split, paths in files.items():
+        for path in paths if split in (*splits, "all") else []:
             # A WikiHow list counts by its role; elsewhere only the format of a name matters.
-            role = path.name if data.source == "wikihow" else path.suffix.lower()
+            role = path.name if data.source == "wikihow" else format_of(path)
             digest.update(f"\n{split} {role} ".encode())
             digest.update(_content_digest(path))
-    return digest.hexdigest()
 
 
 def _content_digest(path: Path) -> bytes:
@@ -169,7 +249,10 @@ def _limit(data: DataConfig, split: str) -> int | None:
     return getattr(data, f"max_{split}_examples")
 
 
-def load_splits(data: DataConfig, work_dir: Path) -> LoadedSplits:
+# ---------------------------------------------------------------- reading
+
+
+def load_splits(data: DataConfig, work_dir: Path, splits: tuple[str, ...] = SPLITS) -> LoadedSplits:
     """Read, clean and split everything.
 
     A row's id is its column `id` (WikiHow: the title without spaces) where every kept row of the
@@ -180,33 +263,160 @@ def load_splits(data: DataConfig, work_dir: Path) -> LoadedSplits:
     Args:
         data: source, files, columns and limits.
         work_dir: where the Arrow files of the result are written, in a new folder each time.
+        splits: only these are read (of WikiHow, kept).
 
     Raises:
-        UserError: a missing or malformed file, an absent column, a value that is no text (with
-            file and row), or a split without usable rows.
+        UserError: a missing or malformed file, an absent column, a malformed row (with file and
+            row; under `on_bad_row: tolerant` it is dropped and counted), or a split without
+            usable rows.
     """
     problems = source_problems(data)
     if problems:
         raise UserError(*problems)
     work_dir.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="texts-", dir=work_dir))
-    collector = _Collector(
-        {split: _SplitWriter(split, folder, _limit(data, split)) for split in SPLITS}
-    )
+    collector = _Collector(folder, splits)
+    parts = parts_of(data)
     try:
-        if data.source == "wikihow":
-            _read_wikihow(Path(data.path), collector)
-        else:
-            _read_files(data, collector)
+        for number, part in enumerate(parts):
+            collector.begin(number, part.data)
+            _read_part(part.data, collector)
     finally:
         collector.close()
-    return collector.result(_must_have_rows(data))
+    must_have = {split for part in parts for split in _must_have_rows(part.data)} & set(splits)
+    return collector.result([split for split in splits if split in must_have])
 
 
 def _must_have_rows(data: DataConfig) -> list[str]:
-    if data.source == "wikihow":
+    if data.source in ("wikihow", "hub", "saved"):
         return ["train"]
     return ["train", *(split for split, paths in _files(data).items() if paths)]
+
+
+def _read_part(data: DataConfig, collector: _Collector) -> None:
+    if data.source == "wikihow":
+        _read_wikihow(data, collector)
+        return
+    if data.source in ("hub", "saved"):
+        for split, rows in hub.open_splits(
+            data, tuple(collector.writers), collector.notes.append
+        ).items():
+            place = f"{data.dataset}, split {split}"
+            _read_table(hub.iterate(rows), place, data, collector, split)
+        return
+    for split, paths in _files(data).items():
+        for path in paths if split in collector.writers else []:
+            _read_table(read_rows(path), str(path), data, collector, split)
+
+
+def columns_of(data: DataConfig) -> tuple[str, str]:
+    """The names of the columns with document and summary."""
+    if data.source == "sample":
+        return ("document", "summary")
+    return (data.document_column, data.summary_column)
+
+
+def _read_table(
+    rows: Iterator[tuple[int, Row | BadRow]],
+    place: str,
+    data: DataConfig,
+    collector: _Collector,
+    split: str,
+) -> None:
+    columns = columns_of(data)
+    seen: dict[str, None] = {}  # a set that keeps the order, for the message
+    count = 0
+    for number, row in rows:
+        count += 1
+        if isinstance(row, dict) and row.keys() - seen.keys():
+            seen.update(dict.fromkeys(row))
+        collector.take(split, place, number, row, columns)
+    if count == 0:
+        raise UserError(f"{place} has no rows; give a file with rows or leave it out")
+    for option, name in zip(("document_column", "summary_column"), columns, strict=True):
+        if seen and name not in seen:
+            raise UserError(
+                f"{place} has no column {name!r} (it has: {', '.join(seen)}); "
+                f"set data.{option} to one of them"
+            )
+
+
+def pair_of(row: Row, columns: tuple[str, str]) -> tuple[str, str] | BadRow:
+    """Document and summary of a row as texts."""
+    texts = []
+    for name in columns:
+        text = cell_text(row.get(name))
+        if isinstance(text, BadRow):
+            return BadRow(f"column {name!r} holds {text.reason}", text.remedy)
+        texts.append(text)
+    return texts[0], texts[1]
+
+
+def empty_reason(document: str, summary: str) -> str | None:
+    """Why a row with these texts is dropped, or None."""
+    if not document.strip():
+        return EMPTY_DOCUMENT
+    return None if summary.strip() else EMPTY_SUMMARY
+
+
+def row_id(value: Any) -> str | None:
+    """The text of an id, or None where it can't serve as one."""
+    if value is None or isinstance(value, list | dict | bytes):
+        return None
+    text = str(value)
+    # Half a surrogate pair cannot be stored; the row number serves instead.
+    return text if text.isascii() or text.encode("utf-8", "ignore").decode() == text else None
+
+
+def malformed(place: str, number: int, row: BadRow) -> UserError:
+    """The error for a malformed row under `on_bad_row: strict`."""
+    return UserError(
+        f"{place}, row {number}: {row.reason}; {row.remedy}, or leave such rows out with "
+        "data.on_bad_row: tolerant"
+    )
+
+
+def _read_wikihow(data: DataConfig, collector: _Collector) -> None:
+    folder, version = Path(data.path), data.wikihow_version
+    repair = data.wikihow_rules == "repair"
+    key_of = wikihow.repair_title_key if repair else wikihow.title_key
+    clean_text = wikihow.repair_text if repair else wikihow.clean_text
+    clean_headline = wikihow.repair_headline if repair else wikihow.clean_headline
+    lists = wikihow.read_lists(folder, key_of)
+    collector.notes += wikihow.list_notes(lists)
+    path = folder / wikihow.CSV_NAMES[version]
+    for number, row in wikihow.read_rows(path, version):
+        if isinstance(row, BadRow):
+            collector.take("train", str(path), number, row, ("", ""))
+            continue
+        if row is None:
+            collector.drop(None, str(path), number, wikihow.WRONG_FIELD_COUNT)
+            continue
+        split = wikihow.split_of(row["title"], lists, key_of)
+        if split is None:
+            collector.drop(None, str(path), number, "title in no split list")
+            continue
+        if split not in collector.writers:
+            continue
+        collector.writers[split].read += 1
+        document, summary = clean_text(row["text"]), clean_headline(row["headline"])
+        if reason := _wikihow_reason(row, document, summary):
+            collector.drop(split, str(path), number, reason)
+        else:
+            key = wikihow.title_key(row["title"]) if version == "all" else None
+            collector.writers[split].add(key, document, summary, collector.part)
+
+
+def _wikihow_reason(row: dict[str, str], document: str, summary: str) -> str | None:
+    """Why a row is dropped, or None; the filter looks at the fields as they were."""
+    if reason := empty_reason(row["text"], row["headline"]):
+        return reason
+    if not wikihow.keep_row(row["headline"], row["text"]):
+        return f"headline not shorter than {wikihow.MAX_HEADLINE_SHARE} of the text"
+    return empty_reason(document, summary)
+
+
+# ---------------------------------------------------------------- collecting
 
 
 @dataclass
@@ -215,41 +425,48 @@ class _SplitWriter:
 
     split: str
     folder: Path
-    limit: int | None
+    limit: int | None = None
     read: int = 0
     usable: int = 0
     kept: int = 0
+    kept_of_part: int = 0
     ids_usable: bool = True
+    dropped: Counter[str] = field(default_factory=Counter)
     _seen_ids: set[str] = field(default_factory=set)
-    _rows: list[tuple[str, str, str, str]] = field(default_factory=list)
+    _rows: list[tuple[str, str, str, str, int]] = field(default_factory=list)
     _stream: pyarrow.ipc.RecordBatchStreamWriter | None = None
 
     @property
     def path(self) -> Path:
         return self.folder / f"{self.split}.arrow"
 
-    def add(self, row_id: str | None, document: str, summary: str) -> None:
+    def add(self, identifier: str | None, document: str, summary: str, part: int) -> None:
         """Take one usable row; its number is that of the last row read."""
         self.usable += 1
-        if self.limit is not None and self.kept >= self.limit:
+        if self.limit is not None and self.kept_of_part >= self.limit:
             return
         self.kept += 1
-        if not row_id or row_id in self._seen_ids:
+        self.kept_of_part += 1
+        if not identifier or identifier in self._seen_ids:
             self.ids_usable = False
             self._seen_ids.clear()
         elif self.ids_usable:
-            self._seen_ids.add(row_id)
-        self._rows.append((row_id or "", str(self.read - 1), document, summary))
+            self._seen_ids.add(identifier)
+        self._rows.append((identifier or "", str(self.read - 1), document, summary, part))
         if len(self._rows) == _ROWS_A_BATCH:
             self._flush()
 
     def _flush(self) -> None:
         import pyarrow as pa
 
-        schema = pa.schema([(name, pa.string()) for name in ("id", "row", "document", "summary")])
+        texts = [(name, pa.string()) for name in ("id", "row", "document", "summary")]
+        schema = pa.schema([*texts, ("part", pa.int32())])
         if self._stream is None:
             self._stream = pa.ipc.new_stream(str(self.path), schema)
-        columns = [pa.array(column, pa.string()) for column in zip(*self._rows, strict=True)]
+        columns = [
+            pa.array(column, kind)
+            for column, kind in zip(zip(*self._rows, strict=True), schema.types, strict=True)
+        ]
         self._stream.write_batch(pa.record_batch(columns, schema=schema))
         self._rows = []
 
@@ -266,30 +483,90 @@ class _SplitWriter:
         rows = Dataset.from_file(str(self.path))
         if not self.ids_usable:
             rows = rows.remove_columns("id").rename_column("row", "id")
-        return rows.select_columns(["id", "document", "summary"])
+        return rows.select_columns(["id", "document", "summary", "part"])
 
 
-@dataclass
 class _Collector:
     """What the readers fill: rows per split, and why rows were dropped."""
 
-    writers: dict[str, _SplitWriter]
-    dropped: Counter[str] = field(default_factory=Counter)
-    notes: list[str] = field(default_factory=list)
+    def __init__(self, folder: Path, splits: tuple[str, ...]) -> None:
+        self.writers = {split: _SplitWriter(split, folder) for split in splits}
+        self.notes: list[str] = []
+        self.part = 0
+        self._dropped: Counter[str] = Counter()
+        self._malformed: list[str] = []
+        self._tolerant = False
+        self._dropped_file = folder / "dropped.jsonl"
+        self._dropped_rows: TextIO = self._dropped_file.open("w", encoding="utf-8")
+
+    def begin(self, part: int, data: DataConfig) -> None:
+        """From here on the rows are those of another source."""
+        self.part = part
+        self._tolerant = data.on_bad_row == "tolerant"
+        for split, writer in self.writers.items():
+            writer.limit, writer.kept_of_part = _limit(data, split), 0
+
+    def take(
+        self, split: str, place: str, number: int, row: Row | BadRow, columns: tuple[str, str]
+    ) -> None:
+        """Keep a row, or drop and count it.
+
+        Raises:
+            UserError: it is malformed and on_bad_row is strict.
+        """
+        writer = self.writers[split]
+        writer.read += 1
+        pair = row if isinstance(row, BadRow) else pair_of(row, columns)
+        if isinstance(pair, BadRow):
+            if not self._tolerant:
+                raise malformed(place, number, pair)
+            self._malformed.append(f"{place}, row {number}: {pair.reason}")
+            self.drop(split, place, number, MALFORMED)
+        elif reason := empty_reason(*pair):
+            self.drop(split, place, number, reason)
+        else:
+            assert isinstance(row, dict)
+            writer.add(row_id(row.get("id")), *pair, self.part)
+
+    def drop(self, split: str | None, place: str, number: int, reason: str) -> None:
+        """Count a row that is left out; split is None where it belongs to none."""
+        self._dropped[reason] += 1
+        if split is not None:
+            self.writers[split].dropped[reason] += 1
+        entry = {"split": split, "place": place, "row": number, "reason": reason}
+        self._dropped_rows.write(json.dumps(entry) + "\n")
 
     def close(self) -> None:
+        self._dropped_rows.close()
         for writer in self.writers.values():
             writer.close()
 
     def result(self, must_have_rows: list[str]) -> LoadedSplits:
         for split in must_have_rows:
             if self.writers[split].kept == 0:
-                reasons = ", ".join(f"{n} {why}" for why, n in sorted(self.dropped.items()))
+                reasons = ", ".join(f"{n} {why}" for why, n in sorted(self._dropped.items()))
                 raise UserError(
                     f"the {split} split has no usable rows (rows dropped in all: "
                     f"{reasons or 'none'}); check data.source and its files"
                 )
         present = {split: writer for split, writer in self.writers.items() if writer.kept}
+        self._add_notes(present)
+        audit = {
+            "splits": {
+                split: {
+                    "kept": writer.kept,
+                    "read": writer.read,
+                    "dropped": dict(sorted(writer.dropped.items())),
+                }
+                for split, writer in present.items()
+            },
+            "dropped": dict(sorted(self._dropped.items())),
+            "notes": self.notes,
+        }
+        splits = {split: writer.dataset() for split, writer in present.items()}
+        return LoadedSplits(splits, self._dropped_file, audit)
+
+    def _add_notes(self, present: dict[str, _SplitWriter]) -> None:
         for split, writer in present.items():
             if writer.kept < writer.usable:
                 self.notes.append(
@@ -298,220 +575,8 @@ class _Collector:
                 )
             if not writer.ids_usable:
                 self.notes.append(f"{split}: no id of its own for every row; ids are row numbers")
-        audit = {
-            "splits": {s: {"kept": w.kept, "read": w.read} for s, w in present.items()},
-            "dropped": dict(sorted(self.dropped.items())),
-            "notes": self.notes,
-        }
-        return LoadedSplits({split: w.dataset() for split, w in present.items()}, audit)
-
-
-def _read_wikihow(folder: Path, collector: _Collector) -> None:
-    lists = wikihow.read_lists(folder)
-    if not lists:
-        collector.notes.append(
-            "no official split lists: split by a hash of the title, about 2.5 % each for "
-            "validation and test; results do not compare with published ones"
-        )
-    elif "train" not in lists:
-        collector.notes.append(
-            "all_train.txt is missing: training is every row in neither all_val.txt nor "
-            "all_test.txt (published results use the list)"
-        )
-    for _, row in wikihow.read_rows(folder / wikihow.CSV_NAME):
-        if row is None:
-            collector.dropped[wikihow.WRONG_FIELD_COUNT] += 1
-            continue
-        split = wikihow.split_of(row["title"], lists)
-        if split is None:
-            collector.dropped["title in no split list"] += 1
-            continue
-        writer = collector.writers[split]
-        writer.read += 1
-        summary = wikihow.clean_headline(row["headline"])
-        document = wikihow.clean_text(row["text"])
-        reason = _empty_reason(document, summary)
-        if not reason and not wikihow.keep_row(row["headline"], row["text"]):
-            reason = f"headline not shorter than {wikihow.MAX_HEADLINE_SHARE} of the text"
-        if reason:
-            collector.dropped[reason] += 1
-        else:
-            writer.add(wikihow.title_key(row["title"]), document, summary)
-
-
-def _read_files(data: DataConfig, collector: _Collector) -> None:
-    columns = (data.document_column, data.summary_column)
-    if data.source == "sample":
-        columns = ("document", "summary")
-    for split, paths in _files(data).items():
-        for path in paths:
-            _read_file(path, columns, collector.writers[split], collector.dropped)
-
-
-def _read_file(
-    path: Path, columns: tuple[str, str], writer: _SplitWriter, dropped: Counter[str]
-) -> None:
-    seen: dict[str, None] = {}  # a set that keeps the order, for the message
-    rows = 0
-    for number, row in _READERS[path.suffix.lower()](path):
-        if row.keys() - seen.keys():
-            seen.update(dict.fromkeys(row))
-        rows += 1
-        writer.read += 1
-        document, summary = (_text(row.get(name), path, number, name) for name in columns)
-        reason = _empty_reason(document, summary)
-        if reason:
-            dropped[reason] += 1
-        else:
-            writer.add(_id(row.get("id")), document, summary)
-    if rows == 0:
-        raise UserError(f"{path} has no rows; give a file with rows or leave it out")
-    for option, name in zip(("document_column", "summary_column"), columns, strict=True):
-        if name not in seen:
-            raise UserError(
-                f"{path} has no column {name!r} (it has: {', '.join(seen)}); "
-                f"set data.{option} to one of them"
-            )
-
-
-def _empty_reason(document: str, summary: str) -> str | None:
-    if not document.strip():
-        return EMPTY_DOCUMENT
-    return None if summary.strip() else EMPTY_SUMMARY
-
-
-def _text(value: Any, path: Path, number: int, column: str) -> str:
-    """The text of a cell; missing is empty, a number or truth value is written out."""
-    if value is None:
-        return ""
-    if isinstance(value, list | dict | bytes):
-        raise UserError(
-            f"{path}, row {number}: column {column!r} holds a {type(value).__name__} instead of "
-            "text; join its parts into one string"
-        )
-    text = value if isinstance(value, str) else _written_out(value)
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise UserError(
-            f"{path}, row {number}: column {column!r} holds half a surrogate pair, which is no "
-            "character; remove it"
-        ) from None
-    return text
-
-
-def _written_out(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, bool) else str(value)
-
-
-def _id(value: Any) -> str | None:
-    if value is None or isinstance(value, list | dict | bytes):
-        return None
-    text = str(value)
-    # Half a surrogate pair cannot be stored; the row number serves instead.
-    return text if text.isascii() or text.encode("utf-8", "ignore").decode() == text else None
-
-
-def _csv_rows(path: Path) -> Iterator[tuple[int, Row]]:
-    records = wikihow.csv_records(path)
-    _, header = next(records, (1, []))
-    repeated = [name for name, count in Counter(header).items() if count > 1]
-    if repeated:
-        raise UserError(f"{path}, row 1: column {repeated[0]!r} occurs twice; rename one of them")
-    for number, record in records:
-        if len(record) != len(header):
-            raise UserError(
-                f"{path}, row {number}: {len(record)} fields, but the header has {len(header)}; "
-                "put fields that contain commas or newlines in double quotes"
-            )
-        yield number, dict(zip(header, record, strict=True))
-
-
-def _jsonl_rows(path: Path) -> Iterator[tuple[int, Row]]:
-    number = 0
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-                if text.strip():
-                    yield number, _object(_parse(text), path, number)
-    except UnicodeDecodeError as error:
-        bad_byte = error.object[error.start]
-        raise UserError(
-            f"{path}, row {number}: byte 0x{bad_byte:02x} is not UTF-8; save the file as UTF-8"
-        ) from None
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise UserError(
-            f"{path}, row {number}: not valid JSON ({error}); write one object a line"
-        ) from None
-
-
-def _json_rows(path: Path) -> Iterator[tuple[int, Row]]:
-    """A list of objects; or, as often found under this name, one object a line."""
-    try:
-        content = _parse(path.read_bytes().decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path}: byte 0x{error.object[error.start]:02x} at position {error.start} is not "
-            "UTF-8; save the file as UTF-8"
-        ) from None
-    except json.JSONDecodeError as error:
-        if error.msg == "Extra data":
-            yield from _jsonl_rows(path)
-            return
-        raise UserError(f"{path}: not valid JSON ({error}); mend it there") from None
-    except RecursionError:
-        raise UserError(f"{path}: JSON nested too deeply; give a list of objects") from None
-    if isinstance(content, dict) and not any(isinstance(v, list | dict) for v in content.values()):
-        content = [content]  # a single row
-    if not isinstance(content, list):
-        raise UserError(
-            f"{path}: holds one {_json_kind(content)} instead of rows; give a list of objects, "
-            "or one object a line"
-        )
-    for number, value in enumerate(content, 1):
-        yield number, _object(value, path, number)
-
-
-def _parse(text: str) -> Any:
-    # Numbers stay as written: 1.50 is not 1.5 to a tokenizer.
-    return json.loads(text, parse_float=str, parse_int=str, parse_constant=str)
-
-
-def _object(value: Any, path: Path, number: int) -> Row:
-    if not isinstance(value, dict):
-        raise UserError(
-            f"{path}, row {number}: a {_json_kind(value)} instead of an object with columns; "
-            'write e.g. {"document": "...", "summary": "..."}'
-        )
-    return value
-
-
-def _json_kind(value: Any) -> str:
-    return {list: "list", dict: "object", bool: "truth value"}.get(type(value), "plain value")
-
-
-def _parquet_rows(path: Path) -> Iterator[tuple[int, Row]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    number = 0
-    try:
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=_ROWS_A_BATCH):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield number, row
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        reason = str(error).split("\n")[0]
-        raise UserError(
-            f"{path}: not readable as Parquet after row {number} ({reason}); write it again"
-        ) from None
-
-
-_READERS: dict[str, Reader] = {
-    ".csv": _csv_rows,
-    ".jsonl": _jsonl_rows,
-    ".json": _json_rows,
-    ".parquet": _parquet_rows,
-}
+        for text in self._malformed[:_SHOWN_MALFORMED]:
+            self.notes.append(f"left out: {text}")
+        if len(self._malformed) > _SHOWN_MALFORMED:
+            more = len(self._malformed) - _SHOWN_MALFORMED
+            self.notes.append(f"left out: {more:,} more malformed rows")

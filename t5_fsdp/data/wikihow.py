@@ -1,112 +1,87 @@
-"""WikiHow (the 2018 release): reading, cleaning and splitting wikihowAll.csv.
+"""WikiHow (the 2018 release): reading, cleaning and splitting wikihowAll.csv and wikihowSep.csv.
 
-The rules are those of the authors' own processing script and of the loaders that published
+The official rules are those of the authors' own processing script and of the loaders that published
 results rest on, so that numbers compare: fields are stripped, `keep_row` filters, the two `clean_`
-functions mend the joints between lines, and `split_of` follows the official title lists.
+functions mend the joints between lines, and `split_of` follows the official title lists. The
+`repair_` functions mend what these rules miss; results with them compare with nobody's.
 """
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import re
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from t5_fsdp.data.readers import BadRow, csv_records
 from t5_fsdp.errors import UserError
 
-CSV_NAME = "wikihowAll.csv"
+# One row an article (its bold lines are the summary), or one row a step (its bold line is).
+CSV_NAMES = {"all": "wikihowAll.csv", "sep": "wikihowSep.csv"}
+COLUMNS = {
+    "all": ("headline", "title", "text"),
+    "sep": ("overview", "headline", "text", "sectionLabel", "title"),
+}
 LIST_NAMES = {"train": "all_train.txt", "validation": "all_val.txt", "test": "all_test.txt"}
-COLUMNS = ("headline", "title", "text")
 WRONG_FIELD_COUNT = "wrong number of fields"
 MAX_HEADLINE_SHARE = 0.75  # of the text's characters; the authors' filter
 HELD_OUT_SHARE = 0.025  # each of validation and test, where there are no official lists
 
 _LINE_JOINT = re.compile(r"[.]+[\n]+[,]")
-_END_OF_FILE = "\x00end of file"  # no record can contain it: NUL bytes are refused
+# What the official pattern leaves: joints after another mark than a full stop, and the `.;` behind
+# the first paragraph. No sentence begins with a comma, so a comma after newlines is always a joint.
+_ANY_JOINT = re.compile(r"[ ]*;?[ ]*\n\s*,[ ]*|(?<=[.!?:]);[ ]*(?:\n\s*|$)")
+# A full stop and a comma inside a line: a joint before a capital, unless it ends an abbreviation.
+_ABBREVIATIONS = (
+    "etc",
+    r"e\.g",
+    r"i\.e",
+    "vs",
+    "Inc",
+    "Ltd",
+    "Co",
+    "Jr",
+    "Sr",
+    "St",
+    "Dr",
+    "[A-Z]",
+)
+_INLINE_JOINT = re.compile(
+    "".join(rf"(?<!\b{word})" for word in _ABBREVIATIONS) + r"[.]+,[ ]*(?=[A-Z])"
+)
+_LEADING_JOINT = re.compile(r"^[\s,;]+")
+_HEADLINE_JOINT = re.compile(r"[ ]*[,;]+[ ]*(?=\n|$)")
 
 
-def csv_records(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """The records of a CSV file, header included, with their row number (the header is row 1).
+def read_rows(
+    path: Path, version: str = "all"
+) -> Iterator[tuple[int, dict[str, str] | BadRow | None]]:
+    """Rows as (row number, fields by column, stripped); the header is row 1.
 
-    Quoted fields may hold newlines and be of any length; empty lines are left out. A byte-order
-    mark is removed.
+    The row is None where its number of fields is not the header's: such rows occur in the released
+    files and the published loaders skip them; the caller counts them.
 
-    Raises:
-        UserError: text that is not UTF-8, a NUL byte, a quote that is never closed, or a file
-            that cannot be read; with file and row.
-    """
-    csv.field_size_limit(sys.maxsize)
-    row = 0
-    try:
-        with path.open("rb") as file:
-            for record in csv.reader(_text_lines(file)):
-                if record == [_END_OF_FILE]:
-                    return
-                row += 1
-                if record and record[-1].endswith(_END_OF_FILE):
-                    raise UserError(
-                        f"{path}, row {row}: a quote is opened and never closed; close it, or "
-                        "fetch the file again if it was cut off"
-                    )
-                if record:
-                    yield row, record
-    except UnicodeDecodeError as error:
-        bad_byte = error.object[error.start]
-        raise UserError(
-            f"{path}, row {row + 1}: byte 0x{bad_byte:02x} is not UTF-8; save the file as UTF-8"
-        ) from None
-    except _NulByte:
-        raise UserError(
-            f"{path}, row {row + 1}: contains a NUL byte; the file is damaged or not CSV, "
-            "replace it"
-        ) from None
-    except csv.Error as error:
-        raise UserError(f"{path}, row {row + 1}: not valid CSV ({error}); mend the row") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); check the file") from None
-
-
-class _NulByte(Exception):
-    pass
-
-
-def _text_lines(file: Iterator[bytes]) -> Iterator[str]:
-    """Decoded lines and then an end mark: inside an open quote it becomes part of the field.
-
-    csv.reader takes the end of the file for a closing quote (its strict mode would also refuse
-    harmless quotes), and decoding line by line keeps the row number of bad bytes exact.
-    """
-    encoding = "utf-8-sig"
-    for line in file:
-        text = line.decode(encoding)
-        encoding = "utf-8"
-        if "\x00" in text:
-            raise _NulByte
-        yield text
-    yield _END_OF_FILE
-
-
-def read_rows(path: Path) -> Iterator[tuple[int, dict[str, str] | None]]:
-    """Rows of wikihowAll.csv as (row number, {headline, title, text}), fields stripped.
-
-    The row is None where its number of fields is not three: such rows occur in the released file
-    and the published loaders skip them; the caller counts them.
+    Args:
+        path: of the CSV file.
+        version: "all" or "sep", which decides the columns.
 
     Raises:
         UserError: as `csv_records`, or for another header.
     """
+    columns = COLUMNS[version]
     records = csv_records(path)
     _, header = next(records, (1, []))
-    if sorted(header) != sorted(COLUMNS):
+    if isinstance(header, BadRow) or sorted(header) != sorted(columns):
+        found = "damaged" if isinstance(header, BadRow) else repr(",".join(header))
         raise UserError(
-            f"{path}, row 1: the header is {','.join(header)!r} instead of "
-            f"{','.join(COLUMNS)!r}; use {CSV_NAME} as released (not wikihowSep.csv), or "
+            f"{path}, row 1: the header is {found} instead of {','.join(columns)!r}; use "
+            f"{CSV_NAMES[version]} as released (data.wikihow_version: {version}), or "
             "data.source: files for your own data"
         )
     for number, record in records:
-        if len(record) != len(COLUMNS):
+        if isinstance(record, BadRow):
+            yield number, record
+        elif len(record) != len(columns):
             yield number, None
         else:
             yield number, {k: v.strip() for k, v in zip(header, record, strict=True)}
@@ -122,6 +97,22 @@ def clean_text(text: str) -> str:
     return _LINE_JOINT.sub(".\n", text).strip()
 
 
+def repair_headline(headline: str) -> str:
+    """As `clean_headline`, and lines that end in another mark than a full stop lose their comma."""
+    return _HEADLINE_JOINT.sub("", clean_headline(headline)).strip()
+
+
+def repair_text(text: str) -> str:
+    """As `clean_text`, and the joints that the official pattern misses become newlines as well.
+
+    These are the `.;` behind the first paragraph, joints after another mark than a full stop, a
+    full stop with a comma inside a line, and a comma that begins the text.
+    """
+    text = _LEADING_JOINT.sub("", clean_text(text))
+    text = _INLINE_JOINT.sub(".\n", _ANY_JOINT.sub("\n", text))
+    return re.sub(r"\n[ \t]+", "\n", text).strip()
+
+
 def keep_row(headline: str, text: str) -> bool:
     """The authors' filter: the headline is shorter than 0.75 of the text, in characters.
 
@@ -131,8 +122,16 @@ def keep_row(headline: str, text: str) -> bool:
 
 
 def title_key(title: str) -> str:
-    """A title as the official lists spell it: only the spaces are removed."""
+    """A title as the published loaders look it up: only the spaces are removed."""
     return title.replace(" ", "")
+
+
+def repair_title_key(title: str) -> str:
+    """A title by its letters and digits, as the lists spell all of theirs.
+
+    With `title_key` a title with an apostrophe or a hyphen is in no list.
+    """
+    return "".join(character for character in title if character.isalnum())
 
 
 def present_lists(folder: Path) -> list[str]:
@@ -153,8 +152,27 @@ def list_problem(folder: Path) -> str | None:
     )
 
 
-def read_lists(folder: Path) -> dict[str, set[str]]:
+def list_notes(lists: dict[str, set[str]]) -> list[str]:
+    """What the user should know about the lists that are there."""
+    if not lists:
+        return [
+            "no official split lists: split by a hash of the title, about 2.5 % each for "
+            "validation and test; results do not compare with published ones"
+        ]
+    if "train" not in lists:
+        return [
+            "all_train.txt is missing: training is every row in neither all_val.txt nor "
+            "all_test.txt (published results use the list)"
+        ]
+    return []
+
+
+def read_lists(folder: Path, key_of: Callable[[str], str] | None = None) -> dict[str, set[str]]:
     """The official title lists in `folder`: all three, only validation and test, or none.
+
+    Args:
+        folder: where they lie.
+        key_of: `title_key` (the default) or `repair_title_key`, as for `split_of`.
 
     Raises:
         UserError: another choice of lists, or one that is empty or not UTF-8 text.
@@ -162,6 +180,7 @@ def read_lists(folder: Path) -> dict[str, set[str]]:
     problem = list_problem(folder)
     if problem:
         raise UserError(problem)
+    key_of = key_of or title_key
     lists = {}
     for split in present_lists(folder):
         path = folder / LIST_NAMES[split]
@@ -169,13 +188,15 @@ def read_lists(folder: Path) -> dict[str, set[str]]:
             lines = path.read_text(encoding="utf-8-sig").split("\n")
         except (UnicodeDecodeError, OSError) as error:
             raise UserError(f"{path} cannot be read as UTF-8 text ({error})") from None
-        lists[split] = {key for line in lines if (key := title_key(line.strip()))}
+        lists[split] = {key for line in lines if (key := key_of(line.strip()))}
         if not lists[split]:
             raise UserError(f"{path} lists no titles; fetch it again (see data/README.md)")
     return lists
 
 
-def split_of(title: str, lists: dict[str, set[str]]) -> str | None:
+def split_of(
+    title: str, lists: dict[str, set[str]], key_of: Callable[[str], str] = title_key
+) -> str | None:
     """The split of a row: train, validation or test; None where it is in no list.
 
     * three lists: the one that holds the title (test before validation before train, so that a
@@ -183,10 +204,15 @@ def split_of(title: str, lists: dict[str, set[str]]) -> str | None:
     * validation and test alone: everything else is training;
     * none: a hash of the title without its trailing digits, so that the parts of one article
       (Artist1, Artist2) stay together; 2.5 % validation, 2.5 % test, the same on every machine.
+
+    Args:
+        title: as in the CSV file.
+        lists: from `read_lists`.
+        key_of: `title_key` (official) or `repair_title_key`.
     """
     if not lists:
         return _hashed_split(title)
-    key = title_key(title)
+    key = key_of(title)
     for split in ("test", "validation", "train"):
         if key in lists.get(split, ()):
             return split

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from t5_fsdp.data.tokenization import TokenizedSplit
+    from t5_fsdp.data.tokenized import TokenizedSplit
 
 
 def choose_examples(size: int, limit: int | None, seed: int) -> np.ndarray:
@@ -84,8 +84,13 @@ def summarize_split(
     settings: GenerationSettings,
     world: World,
     console: Console,
+    newline: int | None = None,
 ) -> list[str] | None:
-    """Summaries of `indices` in their order, on rank 0 (None elsewhere); a collective."""
+    """Summaries of `indices` in their order, on rank 0 (None elsewhere); a collective.
+
+    Args:
+        newline: the token that stands for a newline, see `tokenization.newline_id`.
+    """
     sources = [split.source(int(index)) for index in indices]
     with console.progress(len(indices), "summaries") as progress:
         # The bar counts rank 0's rows for all: ranks are dealt equal work.
@@ -96,6 +101,7 @@ def summarize_split(
             settings,
             rank=world.rank,
             world_size=world.world_size,
+            newline=newline,
             on_batch=lambda rows: progress.advance(min(rows * world.world_size, len(indices))),
         )
     gathered = world.gather_objects(mine)
@@ -152,6 +158,7 @@ def validate(
     world: World,
     console: Console,
     *,
+    newline: int | None,
     micro_batch_tokens: int,
     output_dir: Path,
 ) -> dict[str, float]:
@@ -163,7 +170,9 @@ def validate(
     """
     began = time.perf_counter()
     loss = validation_loss(model, split, indices, special, world, micro_batch_tokens)
-    predictions = summarize_split(full_model(), tokenizer, split, indices, settings, world, console)
+    predictions = summarize_split(
+        full_model(), tokenizer, split, indices, settings, world, console, newline
+    )
 
     def score() -> dict[str, float]:
         assert predictions is not None

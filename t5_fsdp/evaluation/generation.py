@@ -11,6 +11,7 @@ import torch
 
 from t5_fsdp.config import EvaluationConfig
 from t5_fsdp.data.batching import SpecialIds, collate
+from t5_fsdp.data.tokenization import decode_summary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -70,6 +71,7 @@ def generate(
     *,
     rank: int = 0,
     world_size: int = 1,
+    newline: int | None = None,
     on_batch: Callable[[int], None] = lambda rows: None,
 ) -> dict[int, str]:
     """Decode this rank's share of `sources`.
@@ -77,6 +79,7 @@ def generate(
     Args:
         model: a whole model on this rank's device, in the dtype to compute in.
         sources: token ids with prefix and end mark, [examples] of [source].
+        newline: the token that stands for a newline, see `tokenization.newline_id`.
         on_batch: called after each batch with its number of rows.
 
     Returns:
@@ -100,8 +103,9 @@ def generate(
             length_penalty=settings.length_penalty,
             do_sample=False,
         )
-        texts = tokenizer.batch_decode(output, skip_special_tokens=True)
-        summaries.update(zip(batch, (text.strip() for text in texts), strict=True))
+        # The first id is the decoder's start.
+        texts = [decode_summary(tokenizer, ids[1:], newline) for ids in output.tolist()]
+        summaries.update(zip(batch, texts, strict=True))
         on_batch(len(batch))
     model.train(was_training)
     return summaries

@@ -21,7 +21,7 @@ from t5_fsdp.config import (
     TrainConfig,
 )
 from t5_fsdp.console import Console, Progress
-from t5_fsdp.data.batching import StepBatch, StepBatches
+from t5_fsdp.data.batching import Batches, StepBatch
 from t5_fsdp.distributed import World
 from t5_fsdp.errors import Preempted
 from t5_fsdp.interruption import Interruption
@@ -59,8 +59,11 @@ class StepResult:
     stop_requested: bool
 
 
-def total_steps(steps_per_epoch: int, train: TrainConfig) -> int:
-    """Length of the run: epochs or max_steps, whichever comes first."""
+def total_steps(steps_per_epoch: int | None, train: TrainConfig) -> int:
+    """Length of the run: epochs or max_steps, whichever comes first; a stream knows no epochs."""
+    if steps_per_epoch is None:
+        assert train.max_steps is not None
+        return train.max_steps
     # Rounded first: 100 x 0.07 is a little more than 7 in binary.
     steps = max(1, math.ceil(round(steps_per_epoch * train.epochs, 9)))
     return steps if train.max_steps is None else min(steps, train.max_steps)
@@ -88,7 +91,7 @@ class Trainer:
         interruption: Interruption,
         engine: Engine,
         optimizer: torch.optim.Optimizer,
-        batches: StepBatches,
+        batches: Batches,
         state: RunState,
         checkpoints: CheckpointManager,
         save: Callable[[RunState], dict[str, float]],
@@ -184,6 +187,7 @@ class Trainer:
 
     def _after_step(self, batch: StepBatch, result: StepResult, progress: Progress) -> None:
         step = self._state.step = batch.step
+        self._state.place = batch.place
         self._count(batch, result)
         ends = step == self._last
         if step % self._options.logging.every_steps == 0 or ends:
@@ -204,7 +208,7 @@ class Trainer:
             self._validate_step(step)
 
     def _count(self, batch: StepBatch, result: StepResult) -> None:
-        window, rows = self._window, len(batch.example_indices)
+        window, rows = self._window, batch.num_examples
         window.steps += 1
         window.loss_sum += result.loss_sum
         window.source_tokens += batch.source_tokens
@@ -223,7 +227,7 @@ class Trainer:
             **self._window.row(),
             "learning_rate": self._rate(batch.step),
             "grad_norm": result.grad_norm,
-            "examples_seen": self._examples_seen(batch.step),
+            "examples_seen": batch.examples_seen,
             "peak_memory_bytes": int(self._world.maximum(float(memory or resident_bytes()))),
             "mfu": self._mfu(),
         }
@@ -236,11 +240,6 @@ class Trainer:
         if self._peak_flops is None:
             return None
         return self._window.flops / self._window.seconds / self._peak_flops
-
-    def _examples_seen(self, step: int) -> int:
-        epochs, place = divmod(step, self._batches.steps_per_epoch)
-        size = self._options.train.global_batch_size
-        return epochs * self._batches.num_examples + place * size
 
     def _validation_is_due(self, step: int) -> bool:
         every = self._options.evaluation.every_steps

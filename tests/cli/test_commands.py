@@ -127,7 +127,8 @@ def test_check_writes_nothing_and_says_what_would_be_trained(
     run_dir = tmp_path / "run"
     code, out, err = pools(2).command("train", [*tiny_options(corpus, run_dir), "--check", "true"])
     assert code == 0, err
-    assert "the configuration is sound" in out and "60 examples" in out and "10 steps" in out
+    for words in ("the configuration is sound", "60 training examples", "10 in all"):
+        assert words in out
     assert not run_dir.exists()
 
 

@@ -17,7 +17,7 @@ from t5_fsdp.data.batching import (
     divide_batch,
     plan_epoch,
 )
-from t5_fsdp.data.tokenization import TokenizedSplit
+from t5_fsdp.data.tokenized import TokenizedSplit
 from t5_fsdp.errors import UserError
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 30)), min_size=1, max_size=60)
@@ -118,7 +118,7 @@ def test_without_examples_there_is_a_forward_but_no_target() -> None:
 
 def test_an_example_above_the_limit_is_named() -> None:
     split = TokenizedSplit.from_ids([[5, 1], [5] * 40 + [1]], [[6, 1], [6, 1]])
-    with pytest.raises(UserError, match=r"row 1 has 43 tokens.*micro_batch_tokens"):
+    with pytest.raises(UserError, match=r"row 1 of the train split has 43 tokens.*micro_batch"):
         StepBatches(
             split,
             SpecialIds(0, 0),

@@ -35,7 +35,7 @@ def load(tmp_path: Path, *train: str, **options):
 
 
 def train_rows(tmp_path: Path, *train: str, **options) -> list[dict]:
-    return load(tmp_path, *train, **options).splits["train"].to_list()
+    return load(tmp_path, *train, **options).splits["train"].remove_columns("part").to_list()
 
 
 def refusal(tmp_path: Path, *train: str, **options) -> str:
@@ -133,8 +133,15 @@ def test_empty_rows_are_dropped_and_counted_and_row_numbers_count_them(tmp_path)
     ]
     loaded = load(tmp_path, write_jsonl(tmp_path / "a.jsonl", rows))
     assert loaded.splits["train"]["id"][:] == ["1", "4"]
-    assert loaded.audit["splits"] == {"train": {"kept": 2, "read": 5}}
-    assert loaded.audit["dropped"] == {"empty document": 1, "empty summary": 2}
+    dropped = {"empty document": 1, "empty summary": 2}
+    assert loaded.audit["splits"] == {"train": {"kept": 2, "read": 5, "dropped": dropped}}
+    assert loaded.audit["dropped"] == dropped
+    entries = [json.loads(line) for line in loaded.dropped_file.read_text().splitlines()]
+    assert [(entry["row"], entry["reason"]) for entry in entries] == [
+        (1, "empty document"),
+        (3, "empty summary"),
+        (4, "empty summary"),
+    ]
 
 
 def test_more_rows_than_a_batch_all_arrive(tmp_path):
@@ -150,7 +157,8 @@ def test_the_limit_takes_the_first_kept_rows_and_still_reads_the_rest(tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", rows)
     loaded = load(tmp_path, path, max_train_examples=2)
     assert loaded.splits["train"]["document"][:] == ["Document 0.", "Document 1."]
-    assert loaded.audit["splits"]["train"] == {"kept": 2, "read": 4}
+    dropped = {"empty document": 1}
+    assert loaded.audit["splits"]["train"] == {"kept": 2, "read": 4, "dropped": dropped}
     assert "first 2 of 3" in loaded.audit["notes"][0]
     with open(path, "a") as file:
         file.write("{broken\n")
@@ -170,7 +178,7 @@ def test_the_limit_takes_the_first_kept_rows_and_still_reads_the_rest(tmp_path):
         ("a.jsonl", '{"document":"a","summary":"b"}\n{bad\n', ["row 2", "JSON"]),
         ("a.jsonl", b'{"document":"a","summary":"\xff"}\n', ["row 1", "0xff"]),
         ("a.jsonl", '{"document":"a","text":"b"}\n', ["'summary'", "data.summary_column"]),
-        ("a.jsonl", '{"document":["a"],"summary":"b"}\n', ["row 1", "'document'", "list"]),
+        ("a.jsonl", '{"document":["a", {}],"summary":"b"}\n', ["row 1", "'document'", "list"]),
         ("a.jsonl", '{"document":"a","summary":{"b":1}}\n', ["row 1", "'summary'", "dict"]),
         ("a.jsonl", '{"document":"a","summary":"\\ud83d"}\n', ["row 1", "surrogate"]),
         ("a.jsonl", '["a","b"]\n', ["row 1", "list"]),
@@ -259,7 +267,7 @@ def test_the_fingerprint_is_of_content_and_of_options_that_matter(tmp_path):
 
 def test_importing_the_rooms_of_data_stays_light():
     code = (
-        "import sys, t5_fsdp.data.sources, t5_fsdp.data.wikihow, t5_fsdp.data.tokenization; "
+        "import sys, t5_fsdp.data.sources, t5_fsdp.data.wikihow, t5_fsdp.data.prepared; "
         "print({'torch', 'datasets', 'transformers', 'pyarrow'} & set(sys.modules))"
     )
     result = subprocess.run(

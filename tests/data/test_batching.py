@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 
 import numpy as np
 import pytest
@@ -56,6 +57,54 @@ def test_division_is_complete_even_and_within_the_limit(
         assert len(group) * (max(source[i] for i in group) + max(target[i] for i in group)) <= limit
     if len(lengths) >= len(groups):
         assert all(groups), "a rank idles though there are examples enough"
+
+
+@settings(deadline=None, max_examples=60)
+@given(LENGTHS, st.integers(1, 20), st.integers(90, 300), st.integers(0, 99), st.booleans())
+def test_an_epoch_on_any_number_of_ranks(
+    lengths: list[tuple[int, int]], batch_size: int, limit: int, seed: int, grouped: bool
+) -> None:
+    # The first token of a source tells which example it is.
+    sources = [[number + 2] + [1] * (length - 1) for number, (length, _) in enumerate(lengths)]
+    split = TokenizedSplit.from_ids(sources, [[1] * length for _, length in lengths])
+    plans = []
+    for world_size in (1, 2, 3, 8):
+        ranks = [
+            StepBatches(
+                split,
+                SpecialIds(0, 0),
+                rank=rank,
+                world_size=world_size,
+                global_batch_size=batch_size,
+                micro_batch_tokens=limit,
+                batching="length_grouped" if grouped else "shuffled",
+                seed=seed,
+            )
+            for rank in range(world_size)
+        ]
+        seen: list[list[int]] = []
+        for step in range(1, ranks[0].steps_per_epoch + 1):
+            shares = [batches.step(step) for batches in ranks]
+            assert len({len(share.micro_batches) for share in shares}) == 1
+            micro_batches = [micro for share in shares for micro in share.micro_batches]
+            assert all(m.input_ids.numel() + m.labels.numel() <= limit for m in micro_batches)
+            rows = [first - 2 for m in micro_batches for first in m.input_ids[:, 0].tolist()]
+            rows = sorted(row for row in rows if row >= 0)  # without the rows of padding
+            assert rows == sorted(shares[0].example_indices.tolist())
+            seen.append(rows)
+        assert sorted(itertools.chain(*seen)) == list(range(len(lengths)))
+        plans.append(seen)
+    assert all(plan == plans[0] for plan in plans)
+
+
+def test_the_plan_of_ten_million_examples_is_quick_and_small() -> None:
+    rng = np.random.default_rng(0)
+    source = rng.integers(10, 512, 1_000_000).astype(np.int32)
+    target = rng.integers(4, 150, 1_000_000).astype(np.int32)
+    began = time.perf_counter()
+    plan_epoch(source, target, global_batch_size=128, batching="length_grouped", seed=1, epoch=0)
+    # A tenth of ten million in a tenth of ten seconds, with room for a busy machine.
+    assert time.perf_counter() - began < 3
 
 
 def test_order_differs_by_epoch_and_seed_but_not_by_call() -> None:

@@ -11,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Newer than requirements.txt once everything in it is installed: written last.
 STAMP := $(VENV)/.requirements-installed
-# There while pip works; left behind by an interrupted set-up, which then starts afresh.
+# There while pip works; left behind by a failed or interrupted set-up: the next starts afresh.
 BUILDING := $(VENV)/.building
 
 # One thread a process: two processes share the cores, and torchrun does not warn. A GPU would be
@@ -29,7 +29,7 @@ help:  ## show this list
 	@echo '             RUN_DIR=FOLDER (demo),'
 	@echo '             ARGS="pytest options" (test, test-long), PYTHON=/path/to/python3 (setup)'
 
-setup: $(STAMP)  ## only make .venv, with what tests and benchmark need
+setup: $(STAMP)  ## only make .venv, with what demo, tests and training need
 	@echo '$(VENV) is ready.'
 
 $(STAMP): requirements.txt
@@ -42,8 +42,9 @@ $(STAMP): requirements.txt
 	@touch $(BUILDING)
 	@$(BIN)/python -m pip install --disable-pip-version-check --no-input -r requirements.txt \
 			> $(VENV)/pip.log 2>&1 || { \
-		cat $(VENV)/pip.log >&2; rm -f $(BUILDING); \
-		echo 'error: pip could not install requirements.txt; its output is above' >&2; exit 2; }
+		tail -n 15 $(VENV)/pip.log >&2; \
+		echo 'error: pip could not install requirements.txt, or was interrupted; the end of' \
+			'$(VENV)/pip.log is above. The next try starts afresh' >&2; exit 2; }
 	@rm -f $(BUILDING)
 	@touch $(STAMP)
 

@@ -111,9 +111,12 @@ class ParallelConfig:
     """How the model is spread over devices."""
 
     engine: Literal["fsdp2", "fsdp1", "ddp"] = "fsdp2"
-    """fsdp2: torch's fully_shard."""
+    """fsdp2: torch's fully_shard; fsdp1: FullyShardedDataParallel; ddp: a whole copy on every
+    rank."""
     sharding: Literal["full_shard", "shard_grad_op", "hybrid_shard", "no_shard"] | None = None
-    """null: full_shard for fsdp1 and fsdp2, no_shard for ddp."""
+    """full_shard: parameters, gradients and optimizer state; shard_grad_op: parameters stay
+    gathered between forward and backward; hybrid_shard: sharded within replicas; no_shard: whole
+    copies. null: full_shard for fsdp1 and fsdp2, no_shard for ddp."""
     num_replicas: int | None = None
     """hybrid_shard: groups that hold a whole copy; null: one a node."""
     param_dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
@@ -124,6 +127,16 @@ class ParallelConfig:
     """full: recompute every T5 block in the backward pass instead of keeping its activations."""
     cpu_offload: bool = False
     """Keep shards in host memory between uses."""
+    reshard_after_forward: bool | int | None = None
+    """fsdp2: free the gathered parameters after the forward pass of a block; a number: keep them
+    sharded over so many ranks. null: as the sharding says."""
+    forward_prefetch: int = 0
+    """Blocks whose parameters are gathered ahead, in forward and backward (fsdp1: 0 or 1, forward
+    only); 0: the engine's own order."""
+    backward_prefetch: Literal["pre", "post", "none"] = "pre"
+    """fsdp1: gather the next block before or after the gradients of the current one, or never."""
+    limit_all_gathers: bool = True
+    """fsdp1: let the host run at most two blocks ahead of the device."""
     sync_every_micro_batch: bool = False
     """Reduce gradients after each micro-batch instead of the last one only: more communication,
     but no unsharded float32 gradients in memory between micro-batches (large models)."""
@@ -297,6 +310,7 @@ _MINIMUM: dict[str, float] = {
     "data.max_validation_examples": 1,
     "data.max_test_examples": 1,
     "parallel.num_replicas": 1,
+    "parallel.forward_prefetch": 0,
     "data.shuffle_buffer": 1,
     "optimizer.lr": 0,
     "optimizer.weight_decay": 0,
@@ -321,12 +335,9 @@ _POSITIVE = ("optimizer.grad_clip_norm", "train.epochs")
 
 # Values that are reserved but not honoured by this version: refused, never ignored.
 NOT_YET: dict[str, tuple[Any, ...]] = {
-    "parallel.engine": ("fsdp1", "ddp"),
-    "parallel.sharding": ("shard_grad_op", "hybrid_shard", "no_shard"),
     "parallel.param_dtype": ("fp16",),
     "parallel.reduce_dtype": ("fp16",),
     "parallel.activation_checkpointing": ("selective",),
-    "parallel.cpu_offload": (True,),
     "parallel.compile": (True,),
     "optimizer.name": ("adafactor",),
     "logging.wandb": (True,),
@@ -407,11 +418,7 @@ def _combination_problems(config: Config) -> list[str]:
             "another vocabulary; set model.init: random or model.tokenizer: null"
         )
     problems += _data_problems(data)
-    if config.parallel.num_replicas is not None:
-        problems.append(
-            "parallel.num_replicas is only for parallel.sharding: hybrid_shard, which is not "
-            "supported in this version; set it to null"
-        )
+    problems += _parallel_problems(config.parallel)
     if data.streaming and config.train.max_steps is None:
         problems.append(
             "data.streaming needs train.max_steps: how many examples there are is not known before"
@@ -516,3 +523,48 @@ def mixture_part(data: DataConfig, entry: dict[str, Any]) -> DataConfig:
     own = dataclasses.replace(data, mixture=[], **options)
     _normalize_data(own)
     return own
+
+
+_SHARDINGS = {
+    "fsdp2": ("full_shard", "shard_grad_op", "hybrid_shard"),
+    "fsdp1": ("full_shard", "shard_grad_op", "hybrid_shard", "no_shard"),
+    "ddp": ("no_shard",),
+}
+# Options that only these engines read, and the value at which they change nothing.
+_ENGINE_OPTIONS: dict[str, tuple[tuple[str, ...], Any]] = {
+    "cpu_offload": (("fsdp1", "fsdp2"), False),
+    "reshard_after_forward": (("fsdp2",), None),
+    "forward_prefetch": (("fsdp1", "fsdp2"), 0),
+    "backward_prefetch": (("fsdp1",), "pre"),
+    "limit_all_gathers": (("fsdp1",), True),
+}
+
+
+def _parallel_problems(parallel: ParallelConfig) -> list[str]:
+    problems = []
+    engine, sharding = parallel.engine, parallel.sharding
+    if sharding is not None and sharding not in _SHARDINGS[engine]:
+        other = "ddp" if sharding == "no_shard" else "fsdp2"
+        problems.append(
+            f"parallel.sharding: {sharding} does not exist for parallel.engine: {engine} (it has "
+            f"{', '.join(_SHARDINGS[engine])}); use parallel.engine: {other}"
+        )
+    if parallel.num_replicas is not None and sharding != "hybrid_shard":
+        problems.append(
+            "parallel.num_replicas is only for parallel.sharding: hybrid_shard; set it to null"
+        )
+    for name, (engines, neutral) in _ENGINE_OPTIONS.items():
+        value = getattr(parallel, name)
+        if value != neutral and engine not in engines:
+            problems.append(
+                f"parallel.{name} is only for parallel.engine: {' or '.join(engines)}; set it to "
+                f"{_yaml(neutral)}"
+            )
+    if parallel.reshard_after_forward is not None and sharding == "shard_grad_op":
+        problems.append(
+            "parallel.reshard_after_forward is what parallel.sharding: shard_grad_op decides; set "
+            "one of them to null"
+        )
+    if engine == "ddp" and parallel.reduce_dtype != "fp32":
+        problems.append("parallel.engine: ddp reduces in fp32; set parallel.reduce_dtype: fp32")
+    return problems

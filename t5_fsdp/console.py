@@ -63,6 +63,11 @@ class Console:
         self.say(f"warning: {text}")
 
     def _print(self, text: str) -> None:
+        # Whoever read the output is gone (a closed terminal, `| head`): the run goes on.
+        with contextlib.suppress(BrokenPipeError):
+            self._print_line(text)
+
+    def _print_line(self, text: str) -> None:
         stream = self._stream or sys.stdout
         if _is_terminal(stream):
             # tqdm moves a live bar out of the way of the line.

@@ -12,8 +12,9 @@ from t5_fsdp.config import DataConfig, EvaluationConfig
 from t5_fsdp.errors import UserError
 from t5_fsdp.model.build import build_with_weights
 
-# Beside the prefix in task_specific_params: an exported model is evaluated as it was trained.
-KEEP_NEWLINES = "keep_newlines"
+# In task_specific_params, where T5 keeps its prefix: an export is evaluated as it was trained.
+_DATA_OPTIONS = ("prefix", "keep_newlines", "max_source_tokens")
+_GENERATION_OPTIONS = ("num_beams", "max_new_tokens", "length_penalty")
 
 
 def export_to_hf(
@@ -25,7 +26,7 @@ def export_to_hf(
         checkpoint: a complete one.
         output: a new or empty folder.
         generation: becomes the model's defaults for `generate`.
-        data: prefix and keep_newlines are stored with the model.
+        data: prefix, length and keep_newlines are stored with the model.
 
     Raises:
         UserError: the checkpoint is not sound, or `output` exists and is not an empty folder.
@@ -35,13 +36,11 @@ def export_to_hf(
     state = read_state(checkpoint)
     model = build_with_weights(state.spec, read_weights(checkpoint))
     model.generation_config.update(
-        num_beams=generation.num_beams,
-        max_new_tokens=generation.max_new_tokens,
-        length_penalty=generation.length_penalty,
+        **{name: getattr(generation, name) for name in _GENERATION_OPTIONS}
     )
     # Where T5 keeps what a pipeline puts before a text.
     model.config.task_specific_params = {
-        "summarization": {"prefix": data.prefix, KEEP_NEWLINES: data.keep_newlines}
+        "summarization": {name: getattr(data, name) for name in _DATA_OPTIONS}
     }
     partial = output.with_name(f".{output.name}.part")
     shutil.rmtree(partial, ignore_errors=True)
@@ -49,6 +48,8 @@ def export_to_hf(
         model.save_pretrained(partial)
         shutil.copytree(checkpoint / TOKENIZER, partial, dirs_exist_ok=True)
         _state_own_head(partial / "config.json", state.spec.own_head)
+        for path in partial.iterdir():
+            shutil.copymode(partial / "config.json", path)  # safetensors writes for the owner only
         if output.exists():
             output.rmdir()
         partial.rename(output)
@@ -66,11 +67,15 @@ def _state_own_head(config_file: Path, own_head: bool) -> None:
     config_file.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def exported_data_options(folder: Path) -> dict[str, Any]:
-    """The options of the data section that `export_to_hf` stored in a folder; {} in any other."""
+def exported_options(folder: Path) -> dict[str, dict[str, Any]]:
+    """The options, by section, that `export_to_hf` stored in a folder; {} for any other."""
     try:
-        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        stored = values["task_specific_params"]["summarization"]
-        return {"prefix": str(stored["prefix"]), KEEP_NEWLINES: bool(stored[KEEP_NEWLINES])}
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        generation = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
+        stored = config["task_specific_params"]["summarization"]
+        return {
+            "data": {name: stored[name] for name in _DATA_OPTIONS},
+            "evaluation": {name: generation[name] for name in _GENERATION_OPTIONS},
+        }
     except (OSError, ValueError, KeyError, TypeError):
         return {}

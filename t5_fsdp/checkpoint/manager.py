@@ -31,7 +31,7 @@ from t5_fsdp.distributed import World
 from t5_fsdp.errors import UserError
 from t5_fsdp.files import write_json
 from t5_fsdp.model.build import ModelSpec, StateDict, build_on_meta, unique_state_dict
-from t5_fsdp.parallel.fsdp2 import clean_name
+from t5_fsdp.parallel.common import clean_name
 
 FORMAT_VERSION = 1
 COMPLETE, STATE, CONFIG, TOKENIZER = "COMPLETE", "state.json", "config.yaml", "tokenizer"

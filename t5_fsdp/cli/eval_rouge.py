@@ -43,8 +43,10 @@ def _evaluate(argv: Sequence[str], session: Session) -> None:
         extra=_EXTRA,
     )
     own = layers.own
-    if (own["checkpoint"] is None) == (own["predictions"] is None):
-        raise UserError("eval_rouge needs --checkpoint DIR or --predictions FILE.jsonl, not both")
+    if own["checkpoint"] is None and own["predictions"] is None:
+        raise UserError("eval_rouge needs --checkpoint DIR, or --predictions FILE.jsonl")
+    if own["checkpoint"] is not None and own["predictions"] is not None:
+        raise UserError("--checkpoint and --predictions exclude each other; give one of them")
     if own["predictions"] is not None:
         resolve(layers)  # nothing of it is used, but a misspelt option is still said
         _score_file(Path(own["predictions"]), own["output_dir"], session)
@@ -76,6 +78,7 @@ def _score_file(path: Path, output_dir: str | None, session: Session) -> None:
     session.console.say(format_table(systems))
     if output_dir is not None:
         write_rouge(Path(output_dir) / "rouge.json", summary)
+        session.console.say(f"written: {Path(output_dir) / 'rouge.json'}")
 
 
 def _evaluate_checkpoint(layers: Layers, session: Session) -> None:

@@ -69,9 +69,10 @@ def find_model(layers: Layers, option: str, name: str) -> FoundModel:
     """Tell our checkpoints and run folders from Hugging Face folders and Hub ids.
 
     Raises:
-        UserError: a folder that is none of these, or --config is missing for the latter two.
+        UserError: a folder that is none of these, or --config is missing for a model that was not
+            exported here.
     """
-    from t5_fsdp.checkpoint.export import exported_data_options
+    from t5_fsdp.checkpoint.export import exported_options
     from t5_fsdp.checkpoint.manager import step_of
 
     folder = Path(name)
@@ -81,13 +82,16 @@ def find_model(layers: Layers, option: str, name: str) -> FoundModel:
     if ours or (looks_like_path and not is_hf):
         checkpoint = run_folder.find_checkpoint(folder, option)
         return FoundModel(name, option, checkpoint, run_folder.read_config_dict(checkpoint))
-    if not layers.files:
-        raise UserError(
-            f"{option} {name} is no checkpoint of ours (a Hugging Face folder or Hub id?); give "
-            "--config FILE.yaml too, for the data and the generation settings"
+    base: dict[str, Any] = dict(exported_options(folder))
+    if not layers.files and not base:
+        what = (
+            "a Hugging Face folder" if is_hf else "no folder here, so a Hub id or a misspelt path"
         )
-    data = exported_data_options(folder)
-    return FoundModel(name, option, None, {"data": data} if data else {})
+        raise UserError(
+            f"{option} {name} is {what}; with one that was not exported here give --config "
+            "FILE.yaml too, for the data and the generation settings"
+        )
+    return FoundModel(name, option, None, base)
 
 
 def load_model(found: FoundModel, config: Config, device: torch.device) -> LoadedModel:
@@ -103,7 +107,7 @@ def load_model(found: FoundModel, config: Config, device: torch.device) -> Loade
         load_pretrained,
         resolve_spec,
     )
-    from t5_fsdp.parallel.fsdp2 import DTYPES
+    from t5_fsdp.parallel.common import DTYPES
 
     dtype = DTYPES[config.parallel.param_dtype]
     if found.checkpoint is not None:

@@ -124,12 +124,19 @@ def parse_layers(
         SystemExit: code 0, after `--help`.
     """
     own_options = {
-        item.name: _Option(item.name, item.type, item.default, item.help, item.metavar)
+        item.name: _Option(
+            item.name,
+            item.type,
+            item.default,
+            item.help + (" Required." if item.required else ""),
+            item.metavar,
+        )
         for item in extra
     }
     scan = _scan(argv, own_options, takes_files=positionals_help is not None)
     if scan.help:
-        _print_once(_help(command, description, own_options.values(), positionals_help))
+        text = _help(command, description, own_options.values(), positionals_help, config_required)
+        _print_once(text)
         raise SystemExit(EXIT_DONE)
 
     layers = Layers(positionals=scan.positionals, print_config=scan.print_config)
@@ -598,16 +605,17 @@ def _help(
     description: str,
     own_options: Iterable[_Option],
     positionals_help: str | None,
+    config_required: bool,
 ) -> str:
     files = " [FILE ...]" if positionals_help else ""
+    config = "--config FILE.yaml" if config_required else "[--config FILE.yaml]"
     parser = jsonargparse.ArgumentParser(
         prog=command,
-        usage=f"{command} [--config FILE.yaml] [--section.option VALUE ...]{files}",
-        description=description,
+        usage=f"{command} {config} [--section.option VALUE ...]{files}",
+        # A positional argument would be listed as required.
+        description=description + (f" FILE: {positionals_help}" if positionals_help else ""),
         default_env=False,
     )
-    if positionals_help:
-        parser.add_argument("FILE", nargs="*", help=positionals_help)
     parser.add_argument(
         "--config",
         metavar="FILE.yaml",

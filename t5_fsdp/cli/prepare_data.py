@@ -44,7 +44,7 @@ def _prepare(argv: Sequence[str], session: Session) -> None:
     )
     config = resolve(layers, check_data=source_problems)
     world = session.enter_world()
-    prepared = prepare_on_all_ranks(config, world, session.console)
+    prepared = prepare_on_all_ranks(config, world, session.console, warn=False)
     world.on_rank_zero(lambda: _tell(config, prepared, layers.own["list_dropped"], session.console))
 
 
@@ -69,11 +69,18 @@ def cache_dir(config: Config) -> Path:
     return Path(config.run_dir).parent / ".cache"
 
 
-def prepare_on_all_ranks(config: Config, world: World, console: Console) -> PreparedData:
+def prepare_on_all_ranks(
+    config: Config, world: World, console: Console, warn: bool = True
+) -> PreparedData:
     """Prepare on rank 0 while the others wait without timeout, then open it everywhere.
 
     A node that does not see rank 0's cache prepares its own. When streaming, the training split
     is left out.
+
+    Args:
+        config: data, model (for the tokenizer) and where the cache is.
+        world, console: who prepares and who tells.
+        warn: say the audit's warnings.
 
     Raises:
         UserError: as `prepare`.
@@ -86,7 +93,10 @@ def prepare_on_all_ranks(config: Config, world: World, console: Console) -> Prep
         return prepare(config.data, config.model, cache_dir(config), console.say, splits)
 
     directory = Path(world.on_rank_zero(lambda: str(work().directory)))
-    return open_prepared(directory) if directory.is_dir() else work()
+    prepared = open_prepared(directory) if directory.is_dir() else work()
+    for text in prepared.audit["warnings"] if warn else []:
+        console.warn(text)
+    return prepared
 
 
 def _lead_baseline(prepared: PreparedData, seed: int) -> dict[str, Any]:

@@ -85,6 +85,8 @@ def run(command: Callable[[Session], None], *, results_on_stdout: bool = False) 
             return EXIT_DONE
         except SystemExit:  # --help and --print_config
             raise
+        except BrokenPipeError:  # `| head` has seen enough
+            return EXIT_DONE
         except BaseException as error:
             # torchrun sends SIGTERM to the ranks that are left when the first one ends.
             with interruption.deferred():
@@ -107,7 +109,9 @@ def _fail(session: Session, error: BaseException) -> int:
     # with which torchrun then ends the ranks that are left.
     peer = error if isinstance(error, PeerFailed) else _failed_peer(session)
     if peer is not None and peer.exit_code == EXIT_PREEMPTED:
-        return _preempted(session, "stopped by a signal to another rank")
+        return _preempted(
+            session, "stopped by a signal to another rank; the same command starts again"
+        )
     if peer is not None:
         time.sleep(_SECONDS_BEHIND_THE_SPEAKER)
         return peer.exit_code
@@ -163,8 +167,9 @@ def leave(code: int) -> NoReturn:
     finished runs ("terminate called without an active exception"), and after a failure, with the
     process group still up and a peer gone, it may hang as well.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
     os._exit(code)
 
 

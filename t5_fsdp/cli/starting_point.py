@@ -137,7 +137,10 @@ def find_start(
             place=old.place if old else {},
         ),
         last_step=total_steps(batches.steps_per_epoch, config.train),
-        warnings=_plan_warnings(old.plan if old else plan, plan),
+        warnings=[
+            *_plan_warnings(old.plan if old else plan, plan),
+            *_length_warnings(config, batches),
+        ],
         weights={},
         read_weights=reader,
         has_validation=validation is not None,
@@ -260,7 +263,8 @@ def _compare_data(old: RunState, data_hash: str, tokenizer_hash: str, folder: Pa
     if old.tokenizer_hash != tokenizer_hash:
         raise UserError(
             f"{folder} was trained with another tokenizer ({old.tokenizer_hash[:12]}, now "
-            f"{tokenizer_hash[:12]}); use that one, or give another run_dir"
+            f"{tokenizer_hash[:12]}; one that is learned follows the training data); use that one "
+            "and that data, or give another run_dir"
         )
     if old.data_hash != data_hash:
         raise UserError(
@@ -268,6 +272,16 @@ def _compare_data(old: RunState, data_hash: str, tokenizer_hash: str, folder: Pa
             f"{data_hash[:12]}); restore the data, its limits and prefix, or "
             "give another run_dir"
         )
+
+
+def _length_warnings(config: Config, batches: Batches) -> list[str]:
+    last, warmup = total_steps(batches.steps_per_epoch, config.train), config.schedule.warmup_steps
+    if warmup < last:
+        return []
+    return [
+        f"schedule.warmup_steps is {warmup}, but the run has {last} steps: the learning rate never "
+        "reaches optimizer.lr; lower it, or lower train.global_batch_size"
+    ]
 
 
 def _plan_warnings(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

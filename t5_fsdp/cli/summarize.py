@@ -45,8 +45,12 @@ def _summarize(argv: Sequence[str], session: Session) -> None:
     from t5_fsdp.evaluation.generation import GenerationSettings, generate
 
     loaded = load_model(found, config, world.device)
+    written = [number for number, text in enumerate(texts) if text.strip()]
     sources = encode_sources(
-        loaded.tokenizer, texts, config.data.prefix, config.data.max_source_tokens
+        loaded.tokenizer,
+        [texts[number] for number in written],
+        config.data.prefix,
+        config.data.max_source_tokens,
     )
     cut = sum(len(source) >= config.data.max_source_tokens for source in sources)
     if cut:
@@ -61,9 +65,12 @@ def _summarize(argv: Sequence[str], session: Session) -> None:
         GenerationSettings.of(config.evaluation),
         newline=newline_id(loaded.tokenizer, config.data.keep_newlines),
     )
-    for position in range(len(texts)):
+    lines = [""] * len(texts)  # a blank text has nothing to summarize
+    for position, number in enumerate(written):
         # One line a text, whatever the summary's own lines.
-        print(" ".join(summaries[position].split()), flush=True)
+        lines[number] = " ".join(summaries[position].split())
+    for line in lines:
+        print(line, flush=True)
 
 
 def _read_texts(paths: Sequence[str], lines: bool) -> list[str]:

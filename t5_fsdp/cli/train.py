@@ -65,9 +65,11 @@ def _check(config: Config, session: Session, world: World) -> None:
     from t5_fsdp.model.build import build_on_meta, num_parameters
 
     resume = _find_resume(config, world, session.console.warn)
-    prepared = prepare_on_all_ranks(config, world, session.console)
+    prepared = prepare_on_all_ranks(config, world, session.console, warn=False)
     say_audit(prepared.audit, session.console)
     start = find_start(config, world, prepared, resume)
+    for warning in start.warnings:
+        session.console.warn(warning)
     count = num_parameters(build_on_meta(start.spec))
     session.console.say(
         f"the configuration is sound: {count:,} parameters, {_describe_size(start)}, "
@@ -244,7 +246,7 @@ def _validator(
     from t5_fsdp.evaluation.evaluate import choose_examples, validate
     from t5_fsdp.evaluation.generation import GenerationSettings
     from t5_fsdp.model.build import build_with_weights
-    from t5_fsdp.parallel.fsdp2 import DTYPES
+    from t5_fsdp.parallel.common import DTYPES
 
     split = prepared.split("validation")
     if split is None:
@@ -255,6 +257,7 @@ def _validator(
     dtype = DTYPES[config.parallel.param_dtype]
 
     def full_model() -> Any:
+        engine.after_evaluation()  # the loss is done
         return build_with_weights(start.spec, engine.gather_full(dtype), config.model.attention)
 
     def run_validation(step: int) -> dict[str, float]:

@@ -175,6 +175,8 @@ def prepare(
         UserError: as `load_splits`, `load_tokenizer` and `train_tokenizer`, when the prefix fills
             max_source_tokens, or when cache_dir cannot be written or is full.
     """
+    if local_folder(tokenizer_name(model)) is None and tokenizer_name(model) != TRAIN_TOKENIZER:
+        report(f"tokenizer: {tokenizer_name(model)} from the Hugging Face Hub or its cache")
     key = _key(data, model, splits)
     directory = cache_dir / f"prepared-{key.fingerprint[:16]}"
     try:

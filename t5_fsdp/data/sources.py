@@ -405,6 +405,9 @@ def _read_wikihow(data: DataConfig, collector: _Collector) -> None:
         else:
             key = wikihow.title_key(row["title"]) if version == "all" else None
             collector.writers[split].add(key, document, summary, collector.part)
+    for split, writer in collector.writers.items():
+        if not writer.read:
+            collector.notes.append(f"no article of {path} falls into the {split} split")
 
 
 def _wikihow_reason(row: dict[str, str], document: str, summary: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
@@ -9,9 +10,13 @@ from torch import nn
 
 from t5_fsdp.config import ParallelConfig
 from t5_fsdp.distributed import World
+from t5_fsdp.errors import UserError
 from t5_fsdp.model.build import StateDict
 from t5_fsdp.parallel import activation_checkpointing
+from t5_fsdp.parallel.ddp import DDPEngine
+from t5_fsdp.parallel.fsdp1 import FSDP1Engine
 from t5_fsdp.parallel.fsdp2 import FSDP2Engine
+from t5_fsdp.parallel.mesh import mesh_problems
 from t5_fsdp.parallel.wrapping import wrap_policy
 
 
@@ -19,7 +24,8 @@ class Engine(Protocol):
     """A model spread over ranks, and what a training loop needs of it.
 
     Attributes:
-        model: call it for the forward pass; its parameters go to the optimizer.
+        model: call it for the forward pass; its parameters go to the optimizer. It is whole once
+            `load_full` or `materialize` was called, and may be another object from then on.
     """
 
     model: nn.Module
@@ -30,8 +36,18 @@ class Engine(Protocol):
     def materialize(self) -> None:
         """Allocate the shards without values: a checkpoint is loaded into them next."""
 
-    def set_last_micro_batch(self, is_last: bool) -> None:
-        """Announce the next micro-batch: gradients need to be reduced after the last one only."""
+    def micro_batch(self, is_last: bool) -> AbstractContextManager[None]:
+        """Round a micro-batch: gradients need to be reduced after the last one only."""
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Gradients of `loss`, this rank's part of the global one: summed over ranks in the end."""
+
+    def after_evaluation(self) -> None:
+        """Free what forward passes without a backward have gathered.
+
+        An engine may keep the root's parameters gathered for a backward pass that never comes;
+        after an optimizer step the next forward would compute with the old ones.
+        """
 
     def clip_grad_norm(self, max_norm: float | None) -> torch.Tensor:
         """Scale gradients to at most `max_norm` (null: don't); the global norm before, a scalar.
@@ -44,17 +60,28 @@ class Engine(Protocol):
 
 
 def parallelize(model: nn.Module, options: ParallelConfig, world: World) -> Engine:
-    """Activation checkpointing, then sharding. Make the optimizer from the result's parameters.
+    """Activation checkpointing, then sharding. Make the optimizer from the loaded model.
 
     The order matters: recomputation must lie inside a sharding unit, so that the unit's weights
     are gathered once for recomputation and backward together.
 
     Args:
-        model: on the meta device, or real; the engine's `load_full` or `materialize` comes next.
+        model: on the meta device; the engine's `load_full` or `materialize` comes next.
+        options: which engine, and how.
+        world: its process group is up.
+
+    Raises:
+        UserError: the number of ranks does not suit the sharding.
     """
+    if problems := mesh_problems(options, world):
+        raise UserError(*problems)
     policy = wrap_policy(model)
     if options.activation_checkpointing == "full":
         activation_checkpointing.apply_full(model, policy)
+    if options.engine == "ddp":
+        return DDPEngine(model, options, world)
+    if options.engine == "fsdp1":
+        return FSDP1Engine(model, options, world, policy)
     return FSDP2Engine(model, options, world, policy)
 
 

@@ -1,23 +1,29 @@
-"""FSDP2: every parameter sharded over all ranks by torch's `fully_shard`."""
+"""FSDP2: every parameter sharded over all ranks, or within replicas, by torch's `fully_shard`."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor
 
 from t5_fsdp.config import ParallelConfig
 from t5_fsdp.distributed import World
 from t5_fsdp.model.build import StateDict, check_names
+from t5_fsdp.parallel.common import DTYPES, clean_name
+from t5_fsdp.parallel.mesh import hybrid_mesh, shard_mesh
 from t5_fsdp.parallel.wrapping import select_units
-
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 class FSDP2Engine:
@@ -26,17 +32,32 @@ class FSDP2Engine:
     def __init__(
         self, model: nn.Module, options: ParallelConfig, world: World, policy: Callable[..., bool]
     ) -> None:
-        self._device = world.device
-        self._sync_every_micro_batch = options.sync_every_micro_batch
-        mesh = init_device_mesh(world.device.type, (world.world_size,), mesh_dim_names=("shard",))
+        self._options, self._world = options, world
+        hybrid = options.sharding == "hybrid_shard"
+        mesh = hybrid_mesh(options, world) if hybrid else shard_mesh(world)
         precision = MixedPrecisionPolicy(
             param_dtype=DTYPES[options.param_dtype], reduce_dtype=DTYPES[options.reduce_dtype]
         )
-        for _, block in select_units(model, policy):
-            fully_shard(block, mesh=mesh, mp_policy=precision)
-        fully_shard(model, mesh=mesh, mp_policy=precision)  # in place: the class changes
+        offload = OffloadPolicy()
+        if options.cpu_offload:
+            offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda")
+        reshard = options.reshard_after_forward
+        if reshard is None:
+            reshard = options.sharding != "shard_grad_op"
+        units = [block for _, block in select_units(model, policy)]
+        for block in units:
+            fully_shard(
+                block,
+                mesh=mesh,
+                mp_policy=precision,
+                offload_policy=offload,
+                reshard_after_forward=reshard,
+            )
+        # In place: the class changes. The root is needed again at once in the backward pass.
+        fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=offload)
         self.model = model
         _sum_gradients(model)
+        _prefetch(units, options.forward_prefetch)
 
     def load_full(self, weights: StateDict) -> None:
         if dist.get_rank() == 0:
@@ -50,11 +71,22 @@ class FSDP2Engine:
         )
 
     def materialize(self) -> None:
-        self.model.to_empty(device=self._device)
+        on_cpu = self._options.cpu_offload
+        self.model.to_empty(device="cpu" if on_cpu else self._world.device)
 
-    def set_last_micro_batch(self, is_last: bool) -> None:
+    def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
         assert isinstance(self.model, FSDPModule)
-        self.model.set_requires_gradient_sync(is_last or self._sync_every_micro_batch)
+        reduce = is_last or self._options.sync_every_micro_batch
+        self.model.set_requires_gradient_sync(reduce)
+        return contextlib.nullcontext()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+    def after_evaluation(self) -> None:
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
     def clip_grad_norm(self, max_norm: float | None) -> torch.Tensor:
         limit = float("inf") if max_norm is None else max_norm
@@ -65,14 +97,21 @@ class FSDP2Engine:
         full: StateDict = {}
         for name, parameter in self.model.named_parameters():
             # Cast before gathering: half the bytes on the wire for bf16.
-            shard = parameter.detach().to(dtype)
+            shard = parameter.detach().to(device=self._world.device, dtype=dtype)
             full[clean_name(name)] = shard.full_tensor() if isinstance(shard, DTensor) else shard
         return full
 
 
-def clean_name(name: str) -> str:
-    """A parameter's name without the activation checkpointing wrapper's part."""
-    return name.replace("_checkpoint_wrapped_module.", "")
+def _prefetch(units: list[nn.Module], distance: int) -> None:
+    """Gather `distance` units ahead in both passes, also from the encoder into the decoder."""
+    if not distance:
+        return  # FSDP2's own: the next unit, in the order in which they were run
+    for position, unit in enumerate(units):
+        assert isinstance(unit, FSDPModule)
+        ahead = units[position + 1 : position + 1 + distance]
+        behind = units[max(0, position - distance) : position][::-1]
+        unit.set_modules_to_forward_prefetch(ahead)  # type: ignore[arg-type]
+        unit.set_modules_to_backward_prefetch(behind)  # type: ignore[arg-type]
 
 
 def _sum_gradients(model: nn.Module) -> None:

@@ -156,15 +156,15 @@ class Trainer:
 
     def _forward_backward(self, batch: StepBatch, index: int) -> torch.Tensor:
         micro = batch.micro_batches[index].to(self._world.device)
-        self._engine.set_last_micro_batch(index == len(batch.micro_batches) - 1)
-        logits = self._engine.model(
-            input_ids=micro.input_ids,
-            attention_mask=micro.attention_mask,
-            decoder_input_ids=micro.decoder_input_ids,
-            use_cache=False,  # recomputation under activation checkpointing fails with a cache
-        ).logits
-        loss = summed_cross_entropy(logits, micro.labels)
-        (loss / batch.target_tokens).backward()
+        with self._engine.micro_batch(is_last=index == len(batch.micro_batches) - 1):
+            logits = self._engine.model(
+                input_ids=micro.input_ids,
+                attention_mask=micro.attention_mask,
+                decoder_input_ids=micro.decoder_input_ids,
+                use_cache=False,  # recomputation under activation checkpointing fails with a cache
+            ).logits
+            loss = summed_cross_entropy(logits, micro.labels)
+            self._engine.backward(loss / batch.target_tokens)
         return loss.detach()
 
     def _asked_to_stop(self) -> bool:
@@ -233,7 +233,8 @@ class Trainer:
         }
         self._metrics.write("train", batch.step, **row)
         self._board.add("train", batch.step, row)
-        progress.note(f"loss {row['loss']:.3f}  {row['tokens_per_second']:,.0f} tokens/s")
+        speed = f"{row['tokens_per_second']:,.0f} tokens/s"
+        progress.note(f"(to step {batch.step}: loss {row['loss']:.3f}, {speed})")
         self._window = Window()
 
     def _mfu(self) -> float | None:

@@ -44,9 +44,10 @@ def test_summarize_writes_one_line_a_text(pools: Any, trained: Path, tmp_path: P
     assert code == 0, err
     assert len(out.splitlines()) == 3
     together = tmp_path / "all.txt"
-    together.write_text("".join(path.read_text() for path in files))
+    together.write_text("\n".join(path.read_text() for path in files))
     code, again, _ = pools(1).command("summarize", [*base, "--lines", "true", together])
-    assert code == 0 and again == out
+    # A blank line is a blank line of output.
+    assert code == 0 and again == "\n\n".join(out.splitlines()) + "\n"
     code, other, _ = pools(1).command("summarize", [*base, "--data.prefix", "sun ", *files])
     assert code == 0 and other != out
 
@@ -80,6 +81,43 @@ def test_exported_folder_gives_the_logits_of_the_checkpoint(trained: Path, expor
             rtol=1e-5,
             atol=1e-5,
         )
+
+
+def test_exported_folder_summarizes_by_itself_and_may_be_read_by_others(
+    pools: Any, trained: Path, exported: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text(make_pairs(1, 7)[0]["document"])
+    outputs = [
+        pools(1).command(
+            "summarize", ["--checkpoint", source, "--parallel.param_dtype", "fp32", path]
+        )
+        for source in (trained, exported)
+    ]
+    assert outputs[0] == outputs[1] and outputs[0][0] == 0
+    assert len({file.stat().st_mode for file in exported.iterdir() if file.is_file()}) == 1
+
+
+def test_a_misspelt_checkpoint_is_said_to_be_no_folder(pools: Any, tmp_path: Path) -> None:
+    code, _, err = pools(1).command("summarize", ["--checkpoint", "runs/nope", tmp_path])
+    assert code == 2 and "no folder here" in err
+
+
+def test_output_that_nobody_reads_is_no_error(trained: Path, tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("rinse rice\n" * 3)
+    command = f"{sys.executable} {ROOT}/scripts/summarize.py --help | head -n 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert done.stderr == "" and done.stdout.startswith("usage: summarize")
+
+
+def test_a_warm_up_longer_than_the_run_is_told(pools: Any, corpus: Path, tmp_path: Path) -> None:
+    options = {"schedule.warmup_steps": 200, "data.test_files": corpus / "train.jsonl"}
+    argv = tiny_options(corpus, tmp_path / "run", **options)
+    code, out, err = pools(1).command("train", [*argv, "--check", "true"])
+    assert code == 0, err
+    assert "warning: schedule.warmup_steps is 200, but the run has 10 steps" in out
+    assert "warning: 60 documents of test in train" in out
 
 
 def test_exported_folder_is_evaluated_like_the_checkpoint(

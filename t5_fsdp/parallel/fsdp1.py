@@ -1,0 +1,108 @@
+"""FSDP1: the first FullyShardedDataParallel, with every knob it has."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import (
+    BackwardPrefetch,
+    CPUOffload,
+    FullyShardedDataParallel,
+    MixedPrecision,
+    ShardingStrategy,
+)
+
+from t5_fsdp.config import ParallelConfig
+from t5_fsdp.distributed import World
+from t5_fsdp.model.build import StateDict
+from t5_fsdp.parallel.common import DTYPES, clean_name, fill_whole
+from t5_fsdp.parallel.mesh import hybrid_mesh
+
+_STRATEGIES = {
+    "full_shard": ShardingStrategy.FULL_SHARD,
+    "shard_grad_op": ShardingStrategy.SHARD_GRAD_OP,
+    "hybrid_shard": ShardingStrategy.HYBRID_SHARD,
+    "no_shard": ShardingStrategy.NO_SHARD,
+}
+_PREFETCH = {
+    "pre": BackwardPrefetch.BACKWARD_PRE,
+    "post": BackwardPrefetch.BACKWARD_POST,
+    "none": None,
+}
+
+
+class FSDP1Engine:
+    """See `engine.Engine`, whose methods these are.
+
+    The whole model is filled in each rank's host memory before it is sharded.
+    """
+
+    def __init__(
+        self, model: nn.Module, options: ParallelConfig, world: World, policy: Callable[..., bool]
+    ) -> None:
+        self.model = model
+        self._options, self._world, self._policy = options, world, policy
+
+    def load_full(self, weights: StateDict) -> None:
+        fill_whole(self.model, weights, self._world)
+        self._shard()
+
+    def materialize(self) -> None:
+        fill_whole(self.model, None, self._world)
+        self._shard()
+
+    def _shard(self) -> None:
+        options, world = self._options, self._world
+        sharding = options.sharding or "full_shard"
+        precision = MixedPrecision(
+            param_dtype=DTYPES[options.param_dtype],
+            reduce_dtype=DTYPES[options.reduce_dtype],
+            buffer_dtype=DTYPES[options.param_dtype],
+        )
+        self.model = FullyShardedDataParallel(
+            self.model,
+            sharding_strategy=_STRATEGIES[sharding],
+            auto_wrap_policy=self._policy,
+            mixed_precision=precision,
+            device_id=world.device,
+            backward_prefetch=_PREFETCH[options.backward_prefetch],
+            forward_prefetch=options.forward_prefetch > 0,
+            limit_all_gathers=options.limit_all_gathers,
+            cpu_offload=CPUOffload(offload_params=True) if options.cpu_offload else None,
+            use_orig_params=True,  # parameter groups and their names survive
+            device_mesh=hybrid_mesh(options, world) if sharding == "hybrid_shard" else None,
+        )
+
+    def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
+        if is_last or self._options.sync_every_micro_batch:
+            return contextlib.nullcontext()
+        return self.model.no_sync()  # type: ignore[operator]
+
+    def backward(self, loss: torch.Tensor) -> None:
+        # FSDP1 averages over all ranks; the loss is divided by the tokens of all ranks already.
+        (loss * self._world.world_size).backward()
+
+    def after_evaluation(self) -> None:
+        # FSDP1 has no public way to reshard its root. Evaluate between two steps or two
+        # micro-batches, as the trainer does, and never between backward and optimizer step.
+        pass
+
+    def clip_grad_norm(self, max_norm: float | None) -> torch.Tensor:
+        limit = float("inf") if max_norm is None else max_norm
+        return self.model.clip_grad_norm_(limit)  # type: ignore[operator]
+
+    def gather_full(self, dtype: torch.dtype) -> StateDict:
+        full: dict[str, Any] = get_model_state_dict(
+            self.model, options=StateDictOptions(full_state_dict=True)
+        )
+        names = {clean_name(name) for name, _ in self.model.named_parameters()}
+        return {
+            name: tensor.to(device=self._world.device, dtype=dtype)
+            for name, tensor in full.items()
+            if name in names
+        }

@@ -1,0 +1,60 @@
+"""The ranks as a mesh of replicas, each of which is sharded."""
+
+from __future__ import annotations
+
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from t5_fsdp.config import ParallelConfig
+from t5_fsdp.distributed import World
+
+
+def num_replicas(options: ParallelConfig, world: World) -> int:
+    """Groups of ranks that hold a whole copy each: as configured, by default one a node."""
+    if options.num_replicas is not None:
+        return options.num_replicas
+    return max(1, world.world_size // world.launch.local_world_size)
+
+
+def shard_mesh(world: World) -> DeviceMesh:
+    """All ranks in one dimension."""
+    return init_device_mesh(world.device.type, (world.world_size,), mesh_dim_names=("shard",))
+
+
+def hybrid_mesh(options: ParallelConfig, world: World) -> DeviceMesh:
+    """(replicate, shard): neighbours share a copy, so that its shards stay within a node."""
+    replicas = num_replicas(options, world)
+    shape = (replicas, world.world_size // replicas)
+    return init_device_mesh(world.device.type, shape, mesh_dim_names=("replicate", "shard"))
+
+
+def mesh_problems(options: ParallelConfig, world: World) -> list[str]:
+    """What the sharding options ask of the number of ranks and does not hold, one line each."""
+    problems = []
+    size = world.world_size
+    if options.sharding == "hybrid_shard":
+        replicas = num_replicas(options, world)
+        name = f"parallel.num_replicas {replicas}"
+        if options.num_replicas is None:
+            name += " (null: one a node)"
+        if size % replicas:
+            problems.append(f"{name} does not divide the {size} ranks; give a divisor")
+        elif size // replicas < 2:
+            problems.append(
+                f"{name} leaves each of the {size} ranks a copy of its own, with nothing to "
+                "shard; give fewer replicas, or use parallel.engine: ddp"
+            )
+        elif replicas < 2:
+            problems.append(
+                f"{name}: one replica is parallel.sharding: full_shard; use that, or give more"
+            )
+    reshard = options.reshard_after_forward
+    if (
+        isinstance(reshard, int)
+        and not isinstance(reshard, bool)
+        and (reshard < 2 or reshard >= size or size % reshard)
+    ):
+        problems.append(
+            f"parallel.reshard_after_forward {reshard} is no divisor of the {size} ranks between 1 "
+            "and all of them; give one, or true or false"
+        )
+    return problems

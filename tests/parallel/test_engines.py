@@ -1,0 +1,240 @@
+"""Every engine and sharding against plain PyTorch: losses, gradient norms, final weights."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from t5_fsdp.config import OptimizerConfig, ParallelConfig
+from tests.workers import joined_world
+
+VOCAB = 101  # divides by no number of ranks
+NUM_STEPS, ROWS, MICRO_BATCHES = 5, 8, 2
+
+
+def spec(own_head: bool) -> Any:
+    from transformers import T5Config
+
+    from t5_fsdp.model.build import ModelSpec
+
+    config = T5Config(
+        vocab_size=VOCAB, d_model=24, d_kv=6, d_ff=40, num_layers=2, num_heads=4,
+        dropout_rate=0.0, decoder_start_token_id=0,
+    )  # fmt: skip
+    return ModelSpec(config, own_head)
+
+
+@functools.cache
+def rows() -> list[tuple[list[int], list[int]]]:
+    """Sources and targets of very different length."""
+    generator = torch.Generator().manual_seed(3)
+
+    def ids(length: int) -> list[int]:
+        return torch.randint(2, VOCAB, (length,), generator=generator).tolist()
+
+    lengths = [(5, 2), (17, 11), (9, 1), (12, 6), (3, 9), (20, 3), (7, 13), (14, 4)]
+    return [(ids(s), ids(t)) for s, t in lengths * NUM_STEPS]
+
+
+def make_optimizer(parameters: Any, name: str) -> torch.optim.Optimizer:
+    from t5_fsdp.training import optimizer
+
+    if name == "sgd":
+        return torch.optim.SGD(parameters, lr=0.3)
+    return optimizer.make_optimizer(parameters, OptimizerConfig(lr=1e-2))
+
+
+@functools.cache
+def plain(own_head: bool, optimizer_name: str) -> tuple[list[float], list[float], dict[str, Any]]:
+    """The same steps with transformers and torch alone, one row at a time."""
+    from transformers import T5ForConditionalGeneration
+
+    from t5_fsdp.model.build import draw_weights
+
+    described = spec(own_head)
+    weights = draw_weights(described, seed=1)
+    model = T5ForConditionalGeneration(described.config)
+    if own_head:
+        model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.shared.weight))
+    model.load_state_dict(weights, strict=False)
+    optimizer = make_optimizer(model.parameters(), optimizer_name)
+    losses, norms = [], []
+    for step in range(NUM_STEPS):
+        batch = rows()[step * ROWS : (step + 1) * ROWS]
+        tokens = sum(len(target) for _, target in batch)
+        optimizer.zero_grad()
+        total = torch.zeros(())
+        for source, target in batch:
+            logits = model(input_ids=torch.tensor([source]), labels=torch.tensor([target])).logits
+            total = total - logits[0].log_softmax(-1)[range(len(target)), target].sum()
+        (total / tokens).backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)))
+        optimizer.step()
+        losses.append(total.item() / tokens)
+    return losses, norms, {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def train(
+    parallel: dict[str, Any], own_head: bool, optimizer_name: str
+) -> tuple[list[float], list[float], dict[str, torch.Tensor], dict[str, int]]:
+    """On a rank of the pool: the same steps through an engine, in two micro-batches a rank."""
+    import numpy as np
+
+    from t5_fsdp.data.batching import SpecialIds, collate
+    from t5_fsdp.model.build import build_on_meta, draw_weights
+    from t5_fsdp.model.loss import summed_cross_entropy
+    from t5_fsdp.parallel.engine import check_optimizer, parallelize
+
+    described = spec(own_head)
+    options = ParallelConfig(**{"param_dtype": "fp32", **parallel})
+    with joined_world() as world:
+        engine = parallelize(build_on_meta(described), options, world)
+        engine.load_full(draw_weights(described, seed=1) if world.is_main else {})
+        optimizer = make_optimizer(engine.model.parameters(), optimizer_name)
+        check_optimizer(optimizer, engine.model)
+        losses, norms = [], []
+        for step in range(NUM_STEPS):
+            batch = rows()[step * ROWS : (step + 1) * ROWS]
+            tokens = sum(len(target) for _, target in batch)
+            mine = batch[world.rank :: world.world_size]
+            total = 0.0
+            for number in range(MICRO_BATCHES):
+                # On four ranks some micro-batches are empty: without any real target.
+                part = mine[number * 3 : (number + 1) * 3] if number == 0 else mine[3:]
+                micro = collate(
+                    [np.array(s) for s, _ in part], [np.array(t) for _, t in part], SpecialIds(0, 0)
+                )
+                with engine.micro_batch(is_last=number == MICRO_BATCHES - 1):
+                    logits = engine.model(
+                        input_ids=micro.input_ids,
+                        attention_mask=micro.attention_mask,
+                        decoder_input_ids=micro.decoder_input_ids,
+                        use_cache=False,
+                    ).logits
+                    loss = summed_cross_entropy(logits, micro.labels)
+                    engine.backward(loss / tokens)
+                total += float(loss.detach())
+                if number == 0 or options.engine != "fsdp1":
+                    # A validation between two micro-batches changes nothing, nor one between
+                    # backward and step (which FSDP1 cannot do).
+                    with torch.no_grad():
+                        engine.model(
+                            input_ids=micro.input_ids,
+                            attention_mask=micro.attention_mask,
+                            decoder_input_ids=micro.decoder_input_ids,
+                            use_cache=False,
+                        )
+                    engine.after_evaluation()
+            norms.append(float(engine.clip_grad_norm(0.5)))
+            sizes = local_bytes(engine.model, optimizer)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(world.sum([total])[0] / tokens)
+        sizes["moments"] = local_bytes(engine.model, optimizer)["moments"]
+        weights = {n: w.clone() for n, w in engine.gather_full(torch.float32).items()}
+        del engine, optimizer
+    return losses, norms, weights, sizes
+
+
+def local_bytes(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """What this rank holds of parameters, gradients and moments."""
+
+    def size(tensor: torch.Tensor) -> int:
+        local = getattr(tensor, "_local_tensor", tensor)
+        return local.numel() * local.element_size()
+
+    parameters = list(model.parameters())
+    return {
+        "parameters": sum(map(size, parameters)),
+        "gradients": sum(size(p.grad) for p in parameters if p.grad is not None),
+        "moments": sum(
+            size(value)
+            for state in optimizer.state.values()
+            for name, value in state.items()
+            if name != "step"
+        ),
+    }
+
+
+MODES: list[tuple[int, dict[str, Any]]] = [
+    *((ranks, {"engine": "fsdp2"}) for ranks in (1, 2, 4)),
+    *((ranks, {"engine": "fsdp2", "sharding": "shard_grad_op"}) for ranks in (2, 4)),
+    (4, {"engine": "fsdp2", "sharding": "hybrid_shard", "num_replicas": 2}),
+    (4, {"engine": "fsdp2", "reshard_after_forward": 2}),
+    (2, {"engine": "fsdp2", "forward_prefetch": 2}),
+    (2, {"engine": "fsdp2", "cpu_offload": True}),
+    *((ranks, {"engine": "fsdp1"}) for ranks in (1, 2, 4)),
+    *((ranks, {"engine": "fsdp1", "sharding": "shard_grad_op"}) for ranks in (2, 4)),
+    *((ranks, {"engine": "fsdp1", "sharding": "no_shard"}) for ranks in (1, 2)),
+    (4, {"engine": "fsdp1", "sharding": "hybrid_shard", "num_replicas": 2}),
+    (2, {"engine": "fsdp1", "backward_prefetch": "post", "forward_prefetch": 1}),
+    (2, {"engine": "fsdp1", "backward_prefetch": "none", "limit_all_gathers": False}),
+    *((ranks, {"engine": "ddp"}) for ranks in (1, 2, 4)),
+    (2, {"engine": "ddp", "sync_every_micro_batch": True}),
+    (2, {"engine": "fsdp1", "sync_every_micro_batch": True}),
+    (2, {"engine": "fsdp2", "sync_every_micro_batch": True}),
+]
+
+
+@pytest.mark.parametrize("own_head", [False, True], ids=["tied", "own head"])
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize(
+    ("world_size", "parallel"), MODES, ids=["-".join(map(str, (r, *o.values()))) for r, o in MODES]
+)
+def test_an_engine_equals_plain_pytorch(
+    pools: Any, world_size: int, parallel: dict[str, Any], checkpointing: str, own_head: bool
+) -> None:
+    losses, norms, weights = plain(own_head, "adamw")
+    options = {**parallel, "activation_checkpointing": checkpointing}
+    for found in pools(world_size).run(train, options, own_head, "adamw"):
+        assert found[0] == pytest.approx(losses, rel=1e-5)
+        assert found[1] == pytest.approx(norms, rel=1e-4)
+        assert found[2].keys() == weights.keys()
+        for name, weight in weights.items():
+            torch.testing.assert_close(found[2][name], weight, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("engine", ["fsdp2", "fsdp1", "ddp"])
+def test_weights_after_plain_gradient_descent_are_equal_to_rounding(
+    pools: Any, engine: str
+) -> None:
+    losses, _, weights = plain(False, "sgd")
+    for found in pools(2).run(train, {"engine": engine}, False, "sgd"):
+        assert found[0] == pytest.approx(losses, rel=1e-5)
+        for name, weight in weights.items():
+            torch.testing.assert_close(found[2][name], weight, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "parallel", "share"),
+    [
+        (2, {"engine": "fsdp2"}, 2),
+        (4, {"engine": "fsdp2"}, 4),
+        (4, {"engine": "fsdp2", "sharding": "hybrid_shard", "num_replicas": 2}, 2),
+        (4, {"engine": "fsdp1"}, 4),
+        (2, {"engine": "fsdp1", "sharding": "no_shard"}, 1),
+        (2, {"engine": "ddp"}, 1),
+    ],
+)
+def test_bytes_of_a_rank_are_its_share(
+    pools: Any, world_size: int, parallel: dict[str, Any], share: int
+) -> None:
+    _, _, weights = plain(False, "adamw")
+    whole = 4 * sum(weight.numel() for weight in weights.values())
+    sizes = [found[3] for found in pools(world_size).run(train, parallel, False, "adamw")]
+    for name, times in (("parameters", 1), ("gradients", 1), ("moments", 2)):
+        # A row of 101 does not divide evenly: the mean of the ranks does.
+        mean = sum(size[name] for size in sizes) / world_size
+        assert mean == pytest.approx(times * whole / share, rel=0.02), name
+
+
+def test_bf16_stays_near_float32(pools: Any) -> None:
+    for engine in ("fsdp2", "fsdp1", "ddp"):
+        losses, _, _ = plain(False, "adamw")
+        [found, _] = pools(2).run(train, {"engine": engine, "param_dtype": "bf16"}, False, "adamw")
+        assert found[0] == pytest.approx(losses, rel=0.02)
+        assert not math.isclose(found[0][-1], losses[-1], rel_tol=1e-6)

@@ -21,6 +21,7 @@ from t5_fsdp.data.streaming import StreamBatches, stream_digest, stream_problem
 from t5_fsdp.data.tokenization import load_tokenizer, tokenizer_digest
 from t5_fsdp.errors import UserError
 from t5_fsdp.model.build import ModelSpec, StateDict, initial_weights, resolve_spec
+from t5_fsdp.parallel.mesh import mesh_problems
 from t5_fsdp.training.trainer import total_steps
 
 if TYPE_CHECKING:
@@ -93,6 +94,8 @@ def find_start(
         UserError: the checkpoint belongs to other data, another tokenizer or model shape; the
             model options are wrong; an example exceeds micro_batch_tokens.
     """
+    if problems := mesh_problems(config.parallel, world):
+        raise UserError(*problems)
     tokenizer = load_tokenizer(str(prepared.tokenizer_directory))
     old = None if resume is None else read_state(resume)
     data_hash = _data_hash(config, prepared)

@@ -27,11 +27,19 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "absent column": ({"data.summary_column": "abstract"}, ("abstract", "summary", "train.jsonl")),
     "unknown option": ({"train.epoch": 3}, ("train.epoch", "train.epochs")),
     "wrong type": ({"train.epochs": "three"}, ("train.epochs", "three")),
-    "not honoured yet": ({"parallel.engine": "ddp"}, ("parallel.engine", "fsdp2")),
+    "not honoured yet": ({"parallel.compile": "true"}, ("parallel.compile", "false")),
     "example above the limit": ({"train.micro_batch_tokens": 20}, ("micro_batch_tokens", "20")),
     "Hub name without network": (
         {"model.name": "google-t5/t5-small", "model.init": "pretrained", "model.config": "{}"},
         ("google-t5/t5-small", "network"),
+    ),
+    "sharding that does not exist": (
+        {"parallel.engine": "ddp", "parallel.sharding": "full_shard"},
+        ("parallel.sharding", "ddp", "fsdp2"),
+    ),
+    "sharding that the ranks do not suit": (
+        {"parallel.sharding": "hybrid_shard", "parallel.num_replicas": 2},
+        ("parallel.num_replicas 2", "ranks"),
     ),
     "model option": ({"model.config": '{"d_modl": 3}'}, ("d_modl", "d_model")),
     "resume from nowhere": ({"checkpoint.resume": "/no/such"}, ("checkpoint.resume", "/no/such")),

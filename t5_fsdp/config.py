@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import re
 import typing
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -329,7 +330,8 @@ _MINIMUM: dict[str, float] = {
     "evaluation.max_new_tokens": 1,
     "logging.every_steps": 1,
 }
-_MAXIMUM: dict[str, float] = {"seed": 2**63 - 1}
+_MAXIMUM: dict[str, float] = {"seed": 2**63 - 1, "train.epochs": 1e9}
+_LARGEST = 2**31 - 1  # of every other whole number
 # These must be larger than zero: a run with none of it does nothing.
 _POSITIVE = ("optimizer.grad_clip_norm", "train.epochs")
 
@@ -359,7 +361,12 @@ def leaves(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def value_problems(config: Config) -> list[str]:
     """Every value that no run could use, one line each; types are taken as right already."""
     flat = leaves(to_dict(config))
-    return _range_problems(flat) + _not_yet_problems(flat) + _combination_problems(config)
+    return [
+        *_range_problems(flat),
+        *_text_problems(flat),
+        *_not_yet_problems(flat),
+        *_combination_problems(config),
+    ]
 
 
 def _range_problems(flat: dict[str, Any]) -> list[str]:
@@ -371,10 +378,24 @@ def _range_problems(flat: dict[str, Any]) -> list[str]:
             problems.append(f"{name} is {value}; give a finite number")
         elif name in _MINIMUM and value < _MINIMUM[name]:
             problems.append(f"{name} is {value}; the smallest allowed value is {_MINIMUM[name]}")
-        elif name in _MAXIMUM and value > _MAXIMUM[name]:
-            problems.append(f"{name} is {value}; the largest allowed value is {_MAXIMUM[name]}")
+        elif value > (largest := _largest(name, value)):
+            problems.append(f"{name} is {value}; the largest allowed value is {largest}")
         elif name in _POSITIVE and value <= 0:
             problems.append(f"{name} is {value}; give a number above 0")
+    return problems
+
+
+def _largest(name: str, value: float) -> float:
+    return _MAXIMUM.get(name, _LARGEST if isinstance(value, int) else math.inf)
+
+
+def _text_problems(flat: dict[str, Any]) -> list[str]:
+    """Texts that can be no path, name or prefix."""
+    problems = []
+    for name, value in flat.items():
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and re.search("[\x00\ud800-\udfff]", text):
+                problems.append(f"{name} is {text!r}, which holds a NUL or half a character")
     return problems
 
 
@@ -402,6 +423,11 @@ def _combination_problems(config: Config) -> list[str]:
     problems = []
     if not config.run_dir.strip():
         problems.append("run_dir is empty; give a folder, e.g. runs/my-run")
+    for name in ("name", "tokenizer", "revision"):
+        if getattr(model, name) == "":
+            problems.append(f"model.{name} is empty; give a name, or null")
+    if model.revision is not None and model.name is None:
+        problems.append("model.revision is only with model.name; set it to null")
     if model.init == "pretrained" and model.name is None:
         problems.append(
             "model.init: pretrained needs model.name (a Hub id or folder); "
@@ -475,9 +501,13 @@ def _mixture_problems(data: DataConfig) -> list[str]:
     problems = []
     for number, entry in enumerate(data.mixture):
         place = f"data.mixture, source {number}"
+        if not all(isinstance(name, str) for name in entry):
+            problems.append(f"{place}: {list(entry)} are its options; give names")
+            continue
         for name, value in entry.items():
             if name == "weight":
-                if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                number_like = isinstance(value, int | float) and not isinstance(value, bool)
+                if not (number_like and 0 < value <= _LARGEST):
                     problems.append(f"{place}: weight is {value}; give a number above 0")
             elif name == "name":
                 continue

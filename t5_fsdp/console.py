@@ -38,7 +38,8 @@ class Console:
     def close(self) -> None:
         """Close the log; lines still go to the terminal afterwards."""
         if self._log is not None:
-            self._log.close()
+            with contextlib.suppress(OSError):  # a full disk shows up here again
+                self._log.close()
             self._log = None
 
     def say(self, text: str = "") -> None:

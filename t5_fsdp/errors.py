@@ -33,8 +33,12 @@ class UserError(Exception):
         return "\n  ".join((f"error: {self.problems[0]}", *self.problems[1:]))
 
 
-class Preempted(Exception):
-    """The run was asked to stop and has saved what it could; see `EXIT_PREEMPTED`."""
+class Preempted(BaseException):
+    """The run was asked to stop and has saved what it could; see `EXIT_PREEMPTED`.
+
+    Like KeyboardInterrupt no `Exception`: it comes out of a signal handler, in the middle of
+    whatever library code runs, whose `except Exception` must not swallow it.
+    """
 
 
 class PeerFailed(Exception):

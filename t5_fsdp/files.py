@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable
@@ -30,7 +31,8 @@ def write_atomically(path: Path, texts: Iterable[str]) -> None:
             os.fsync(file.fileno())
         os.replace(partial, path)
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # must not hide the first error
+            partial.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:

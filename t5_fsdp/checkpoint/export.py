@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from t5_fsdp.checkpoint.manager import TOKENIZER, read_state, read_weights
 from t5_fsdp.config import DataConfig, EvaluationConfig
 from t5_fsdp.errors import UserError
@@ -53,7 +55,7 @@ def export_to_hf(
         if output.exists():
             output.rmdir()
         partial.rename(output)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise UserError(f"--output {output} can't be written ({error})") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -12,7 +12,9 @@ import os
 import re
 import shutil
 import time
+import zlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
@@ -33,7 +36,8 @@ from t5_fsdp.files import write_json
 from t5_fsdp.model.build import ModelSpec, StateDict, build_on_meta, unique_state_dict
 from t5_fsdp.parallel.common import clean_name
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+_BLOCK_BYTES = 1 << 22
 COMPLETE, STATE, CONFIG, TOKENIZER = "COMPLETE", "state.json", "config.yaml", "tokenizer"
 SCORES = "scores.json"  # of the validation after the checkpoint was written; may be missing
 _DAMAGED = ".damaged"
@@ -91,7 +95,9 @@ def newest_sound(folders: Sequence[Path], warn: Callable[[str], None]) -> Path |
     """The last of the folders that is complete and undamaged; tells which ones are not."""
     for folder in reversed(folders):
         try:
-            return check_complete(folder)
+            check_content(folder)
+            read_state(folder)
+            return folder
         except UserError as error:
             warn(f"{error}; taking the one before it")
     return None
@@ -115,12 +121,7 @@ def check_complete(folder: Path) -> Path:
             f"{folder} has no COMPLETE file, so it is no finished checkpoint; give one of "
             f"{folder.parent} that has, or the run's folder"
         )
-    marker = read_json(folder / COMPLETE)
-    if not isinstance(marker, dict) or marker.get("format_version") != FORMAT_VERSION:
-        raise UserError(
-            f"{folder} is a checkpoint of another format; this version reads {FORMAT_VERSION}"
-        )
-    for name, size in marker.get("files", {}).items():
+    for name, (size, _) in _listed_files(folder).items():
         path = folder / name
         found = path.stat().st_size if path.is_file() else None
         if found != size:
@@ -130,6 +131,59 @@ def check_complete(folder: Path) -> Path:
                 f"{state}; use another checkpoint"
             )
     return folder
+
+
+def check_content(folder: Path) -> Path:
+    """As `check_complete`, and every file's checksum; reads everything once.
+
+    Raises:
+        UserError: as `check_complete`, or a file with other content.
+    """
+    check_complete(folder)
+    listed = _listed_files(folder)
+    found = _checksums(folder, list(listed))
+    for name, (_, checksum) in listed.items():
+        if found[name] != checksum:
+            raise UserError(
+                f"the checkpoint {folder} is damaged: {name} should have the checksum "
+                f"{checksum:08x} and has {found[name]:08x}; use another checkpoint"
+            )
+    return folder
+
+
+def _listed_files(folder: Path) -> dict[str, tuple[int, int]]:
+    """Size and checksum of every file, from COMPLETE."""
+    marker = read_json(folder / COMPLETE)
+    try:
+        if marker["format_version"] == FORMAT_VERSION:
+            return {
+                str(name): (int(size), int(crc)) for name, (size, crc) in marker["files"].items()
+            }
+    except (TypeError, KeyError, ValueError, AttributeError):
+        pass
+    raise UserError(
+        f"{folder} is a checkpoint of another format, or its COMPLETE is damaged; this version "
+        f"reads format {FORMAT_VERSION}"
+    )
+
+
+def _checksums(folder: Path, names: Sequence[str]) -> dict[str, int]:
+    """CRC-32 of files, several at a time: zlib works outside of Python's lock."""
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        return dict(zip(names, pool.map(lambda name: _crc32(folder / name), names), strict=True))
+
+
+def _crc32(path: Path) -> int:
+    value = 0
+    try:
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK_BYTES):
+                value = zlib.crc32(block, value)
+    except OSError as error:
+        raise UserError(
+            f"{path} can't be read ({error.strerror}); use another checkpoint"
+        ) from None
+    return value
 
 
 def read_json(path: Path) -> Any:
@@ -147,13 +201,37 @@ def read_state(folder: Path) -> RunState:
         UserError: as `check_complete`.
     """
     check_complete(folder)
+    stored = read_json(folder / STATE)
     try:
-        state = RunState(**read_json(folder / STATE))
-        if (folder / SCORES).is_file():
-            state.scores = read_json(folder / SCORES)
-        return state
-    except TypeError as error:
-        raise UserError(f"{folder / STATE} is not of this format ({error})") from None
+        state = RunState(**stored)
+        for name, kind in (("step", int), ("model", dict), ("window", dict), ("plan", dict),
+                           ("scores", dict), ("data_hash", str), ("tokenizer_hash", str),
+                           ("place", dict)):  # fmt: skip
+            if not isinstance(getattr(state, name), kind):
+                raise TypeError(f"{name} is no {kind.__name__}")
+        _ = state.spec
+    except Exception as error:  # transformers has errors of its own for a wrong configuration
+        raise UserError(
+            f"{folder / STATE} is not of this format ({error}); use another checkpoint"
+        ) from None
+    if (scores := _read_scores(folder / SCORES)) is not None:
+        state.scores = scores
+    return state
+
+
+def _read_scores(path: Path) -> dict[str, dict[str, float]] | None:
+    """Validation figures by step; None where the file, which no checkpoint needs, is no good."""
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        return {
+            str(int(step)): {
+                str(name): float("nan") if value is None else float(value)
+                for name, value in figures.items()
+            }
+            for step, figures in stored.items()
+        }
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
 
 
 def read_weights(folder: Path) -> StateDict:
@@ -172,7 +250,7 @@ def read_weights(folder: Path) -> StateDict:
 def _load(state: dict[str, Any], folder: Path, no_dist: bool) -> None:
     try:
         dcp.load(state, checkpoint_id=folder, no_dist=no_dist)
-    except Exception as error:  # torch wraps each rank's own error in a type of its own
+    except (Exception, CheckpointException) as error:  # the latter is no Exception
         lines = [line for line in str(error).splitlines() if line.strip()]
         reason = lines[-1].strip() if lines else type(error).__name__
         raise UserError(
@@ -222,7 +300,7 @@ class CheckpointManager:
         self._on_main(lambda: _make_room(folder))
         try:
             dcp.save(_tensors(model, optimizer), checkpoint_id=folder)
-        except Exception as error:
+        except (Exception, CheckpointException) as error:
             raise _save_error(folder, error) from error
         size = self._on_main(lambda: self._finish(folder, state, config_yaml, tokenizer_dir))
         self._on_main(lambda: self.prune(state))
@@ -237,18 +315,20 @@ class CheckpointManager:
             (folder / STATE).write_text(json.dumps(vars(state), indent=1), encoding="utf-8")
             (folder / CONFIG).write_text(config_yaml, encoding="utf-8")
             shutil.copytree(tokenizer_dir, folder / TOKENIZER, dirs_exist_ok=True)
-            files = {
-                str(path.relative_to(folder)): path.stat().st_size
+            names = [
+                str(path.relative_to(folder))
                 for path in sorted(folder.rglob("*"))
                 if path.is_file()
-            }
-            for name in files:
+            ]
+            for name in names:
                 _sync(folder / name)
+            sizes = {name: (folder / name).stat().st_size for name in names}
+            checksums = _checksums(folder, names)
             marker = {
                 "format_version": FORMAT_VERSION,
                 "step": state.step,
                 "world_size": self._world.world_size,
-                "files": files,
+                "files": {name: [sizes[name], checksums[name]] for name in names},
             }
             partial = folder / f".{COMPLETE}.part"
             partial.write_text(json.dumps(marker, indent=1), encoding="utf-8")
@@ -257,13 +337,18 @@ class CheckpointManager:
             _sync(folder)
         except OSError as error:
             raise _save_error(folder, error) from error
-        return sum(files.values())
+        return sum(sizes.values())
 
     def record_scores(self, state: RunState) -> None:
         """Put the validation of `state.step` beside its checkpoint, then prune by it."""
 
         def record() -> None:
-            write_json(self.path(state.step) / SCORES, state.scores)
+            # JSON has no NaN.
+            scores = {
+                step: {n: v if math.isfinite(v) else None for n, v in figures.items()}
+                for step, figures in state.scores.items()
+            }
+            write_json(self.path(state.step) / SCORES, scores)
             self.prune(state)
 
         self._on_main(record)

@@ -92,7 +92,7 @@ class _Option:
 
     @property
     def takes_text(self) -> bool:
-        return str in (self.type, *typing.get_args(self.type))
+        return not self.takes_mapping and str in (self.type, *typing.get_args(self.type))
 
     @property
     def takes_null(self) -> bool:
@@ -383,6 +383,8 @@ def _merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]
         below = merged.get(key)
         if key in _sections() and isinstance(value, dict) and isinstance(below, dict):
             merged[key] = {**below, **value}
+        elif key in _sections() and key in merged and not isinstance(below, dict):
+            continue  # it is no section: reported when the values are checked
         else:
             merged[key] = value
     return merged
@@ -404,12 +406,13 @@ def _check(
     for name, value in given.items():
         try:
             values[name] = _from_object(_options()[name], value)
-        except jsonargparse.ArgumentError:
+        except (jsonargparse.ArgumentError, OverflowError):
             unsettled.add(name)
             problems.append(_wrong_type(_options()[name], value) + _place(name, origins))
     config = normalize(_build(values))
     found = value_problems(config) if check_values else []
-    if check_data is not None and not any(name.startswith("data.") for name in unsettled):
+    in_doubt = [*unsettled, *found]
+    if check_data is not None and not any(text.startswith("data.") for text in in_doubt):
         found = [*found, *(text for text in check_data(config.data) if text not in found)]
     for problem in found:
         # A default stands in for what could not be read; a complaint about it would mislead.
@@ -482,6 +485,8 @@ def _from_text(option: _Option, text: str) -> Any:
     Raises:
         jsonargparse.ArgumentError: it has another type.
     """
+    if option.takes_mapping and not text.strip():
+        raise jsonargparse.ArgumentError(None, "no mapping")
     parsed = _parser(option.name, option.type).parse_args([f"--{option.name}={text}"])
     return _from_object(option, _pick(parsed, option.name))
 
@@ -497,7 +502,9 @@ def _from_object(option: _Option, value: Any) -> Any:
     keys_are_text = not isinstance(value, dict) or all(isinstance(key, str) for key in value)
     if (value is None and not option.takes_null) or not keys_are_text:
         raise jsonargparse.ArgumentError(None, "wrong type")
-    if isinstance(value, dict) and option.takes_mapping:
+    if option.takes_mapping:
+        if not isinstance(value, dict):
+            raise jsonargparse.ArgumentError(None, "no mapping")
         return value  # likewise for the texts in it
     nested: Any = value
     for part in reversed(option.name.split(".")):

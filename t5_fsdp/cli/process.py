@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import sys
@@ -117,6 +118,7 @@ def _fail(session: Session, error: BaseException) -> int:
         return peer.exit_code
     if isinstance(error, Preempted):
         return _preempted(session, str(error))
+    error = _as_user_error(error)
     code = EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_DEFECT
     if not session.speaks(code):
         time.sleep(_SECONDS_BEHIND_THE_SPEAKER)
@@ -130,6 +132,25 @@ def _fail(session: Session, error: BaseException) -> int:
     _record_end(session, "failed", str(error).split("\n")[0])
     session.console.record(text)
     return code
+
+
+# What a user can mend about files, wherever it turns up.
+_FILE_ERRORS = {
+    getattr(errno, name)
+    for name in ("ENOSPC", "EDQUOT", "EACCES", "EROFS", "EPERM", "ENOTDIR", "EISDIR", "EEXIST",
+                 "ENAMETOOLONG", "ELOOP", "EMFILE")
+}  # fmt: skip
+
+
+def _as_user_error(error: BaseException) -> BaseException:
+    if not isinstance(error, OSError) or error.errno not in _FILE_ERRORS:
+        return error
+    what = error.filename or "a file"
+    name = str(what) if len(str(what)) <= 200 else f"{str(what)[:200]}..."
+    return UserError(
+        f"{name} can't be read or written ({error.strerror}); make room, change what is in the "
+        "way, or give another path"
+    )
 
 
 def _preempted(session: Session, message: str) -> int:
@@ -167,7 +188,7 @@ def leave(code: int) -> NoReturn:
     finished runs ("terminate called without an active exception"), and after a failure, with the
     process group still up and a peer gone, it may hang as well.
     """
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None where they were closed
         with contextlib.suppress(OSError):
             stream.flush()
     os._exit(code)

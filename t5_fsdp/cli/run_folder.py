@@ -64,8 +64,14 @@ def find_resume(
         UserError: resume is never and there are checkpoints; none of them is sound; the named one
             is not complete, or run_dir has checkpoints that do not come from it.
     """
-    from t5_fsdp.checkpoint.manager import complete_checkpoints, newest_sound
+    from t5_fsdp.checkpoint.manager import complete_checkpoints, newest_sound, step_of
 
+    for folder in (run_dir, run_dir / "checkpoints"):
+        if os.path.lexists(folder) and not folder.is_dir():
+            raise UserError(f"{folder} is no folder; move it away, or give another run_dir")
+    incomplete = [path for path in (run_dir / "checkpoints").glob("step-*") if step_of(path)]
+    if incomplete and not complete_checkpoints(run_dir):
+        warn(f"{run_dir} has checkpoints, but none with a COMPLETE file: starting at step 1")
     found = complete_checkpoints(run_dir)
     if options.resume == "never":
         if found:
@@ -121,7 +127,7 @@ def find_checkpoint(folder: Path, option: str, best_metric: str | None = None) -
     """
     from t5_fsdp.checkpoint.manager import (
         best_steps,
-        check_complete,
+        check_content,
         complete_checkpoints,
         newest_sound,
         read_state,
@@ -131,7 +137,7 @@ def find_checkpoint(folder: Path, option: str, best_metric: str | None = None) -
     if not folder.is_dir():
         raise UserError(f"{option}: there is no folder {folder}; check the path")
     if not (folder / "checkpoints").is_dir():
-        return check_complete(folder)
+        return check_content(folder)
     found = complete_checkpoints(folder)
     if not found:
         raise UserError(f"{option}: {folder} has no complete checkpoint; train it first")

@@ -20,7 +20,7 @@ from t5_fsdp.data.batching import (
 from t5_fsdp.data.streaming import StreamBatches, stream_digest, stream_problem
 from t5_fsdp.data.tokenization import load_tokenizer, tokenizer_digest
 from t5_fsdp.errors import UserError
-from t5_fsdp.model.build import ModelSpec, StateDict, initial_weights, resolve_spec
+from t5_fsdp.model.build import ModelSpec, StateDict, check_model, initial_weights, resolve_spec
 from t5_fsdp.parallel.mesh import mesh_problems
 from t5_fsdp.training.trainer import total_steps
 
@@ -78,7 +78,15 @@ class StartingPoint:
         read = self.read_weights
 
         def on_rank_zero() -> bool:
-            self.weights, own_head = read()
+            try:
+                self.weights, own_head = read()
+            except (MemoryError, RuntimeError) as error:
+                if isinstance(error, RuntimeError) and "allocate" not in str(error):
+                    raise
+                raise UserError(
+                    f"the model's weights do not fit into this machine's memory ({error}); choose "
+                    "a smaller model"
+                ) from None
             return own_head
 
         self.spec.own_head = world.on_rank_zero(on_rank_zero)
@@ -105,6 +113,7 @@ def find_start(
     else:
         _compare_data(old, data_hash, tokenizer_digest(tokenizer), resume)
         spec = _resumed_spec(config, tokenizer, old, resume)
+    check_model(spec, config.model.attention)
     special = SpecialIds(tokenizer.pad_token_id, spec.config.decoder_start_token_id)
     validation = prepared.split("validation")
     if validation is not None:

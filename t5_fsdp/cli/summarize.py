@@ -74,6 +74,8 @@ def _summarize(argv: Sequence[str], session: Session) -> None:
 
 
 def _read_texts(paths: Sequence[str], lines: bool) -> list[str]:
+    if not paths and sys.stdin is None:
+        raise UserError("standard input is closed; give text files")
     texts = [_read(path) for path in paths] if paths else [_decode(sys.stdin.buffer.read())]
     if lines:
         # Only at newlines: a text may hold other marks that Python counts as line ends.

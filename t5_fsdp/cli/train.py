@@ -95,7 +95,6 @@ def _run(config: Config, session: Session, world: World) -> None:
         # The run that held the lock until now has gone on meanwhile.
         start = find_start(config, world, prepared, resume)
         start.read_initial_weights(world)
-    session.console.open_log(run_dir / "log.txt")
     if start.is_finished:
         _say_finished(start, session, world, run_dir)
     else:
@@ -107,6 +106,7 @@ def _run(config: Config, session: Session, world: World) -> None:
 def _say_finished(start: StartingPoint, session: Session, world: World, run_dir: Path) -> None:
     from t5_fsdp.training.metrics import write_status
 
+    session.console.open_log(run_dir / "log.txt")
     session.console.say(
         f"{start.resume} is already trained to step {start.state.step} of {start.last_step}; "
         "nothing to do. To train on, raise train.epochs or train.max_steps; to start anew, "
@@ -127,7 +127,7 @@ def _train_from(
     from t5_fsdp.training.trainer import LoopOptions, Trainer
 
     run_dir = Path(config.run_dir)
-    _announce(start, config, session, world, prepared)
+    _say_start(start, session)
     world.connect(config.train.collective_timeout_seconds)
     engine = _build_engine(start, config, session, world)
     optimizer = make_optimizer(engine.model.parameters(), config.optimizer)
@@ -142,6 +142,8 @@ def _train_from(
     )
     if start.resume is not None:
         checkpoints.load(start.resume, engine.model, optimizer)
+    # What fails before leaves the folder as it was.
+    _open_run_folder(start, config, session, world, prepared)
     trainer = Trainer(
         LoopOptions(
             seed=config.seed,
@@ -172,14 +174,25 @@ def _train_from(
     session.console.say(f"done: {start.last_step} steps; the run is in {run_dir}")
 
 
-def _announce(
+def _say_start(start: StartingPoint, session: Session) -> None:
+    for warning in start.warnings:
+        session.console.warn(warning)
+    where = f"resuming from {start.resume} (step {start.state.step})"
+    session.console.say(
+        f"{_describe_size(start)}, {start.last_step:,} in all; "
+        + (where if start.resume else "starting at step 1")
+    )
+
+
+def _open_run_folder(
     start: StartingPoint, config: Config, session: Session, world: World, prepared: PreparedData
 ) -> None:
-    """The run folder's files, the first lines, and what the folder says if the run ends early."""
+    """Write what the folder says about the run, and arrange for what it says if that ends early."""
     from t5_fsdp.checkpoint.manager import complete_checkpoints
     from t5_fsdp.training.metrics import write_status
 
     run_dir = Path(config.run_dir)
+    session.console.open_log(run_dir / "log.txt")
     if world.is_main:
         run_folder.write_run_files(
             run_dir,
@@ -188,13 +201,6 @@ def _announce(
             prepared.audit,
             prepared.tokenizer_directory,
         )
-    for warning in start.warnings:
-        session.console.warn(warning)
-    where = f"resuming from {start.resume} (step {start.state.step})"
-    session.console.say(
-        f"{_describe_size(start)}, {start.last_step:,} in all; "
-        + (where if start.resume else "starting at step 1")
-    )
 
     def last_checkpoint() -> Path | None:
         return next(reversed(complete_checkpoints(run_dir)), None)

@@ -56,7 +56,19 @@ _ROWS_A_BATCH = 1000
 _SECONDS_BETWEEN_LINES = 10.0  # of progress, where the output is no terminal
 _USER_CAN_MEND = {
     getattr(errno, name)
-    for name in ("ENOSPC", "EDQUOT", "EACCES", "EROFS", "EPERM", "EEXIST", "ENOTDIR")
+    for name in (
+        "ENOSPC",
+        "EDQUOT",
+        "EACCES",
+        "EROFS",
+        "EPERM",
+        "EEXIST",
+        "ENOTDIR",
+        "ENOENT",
+        "EISDIR",
+        "ENAMETOOLONG",
+        "ELOOP",
+    )
 }
 # A tokenizer in plain Python (ByT5) gets several processes from here on; the others have threads.
 _ROWS_FOR_PROCESSES = 20_000
@@ -128,24 +140,31 @@ def open_prepared(directory: Path) -> PreparedData:
 
 
 def find_prepared(directory: Path) -> PreparedData | None:
-    """As `open_prepared`; None where the folder is missing or not complete."""
+    """As `open_prepared`; None where the folder is missing, not complete or damaged."""
+    import pyarrow as pa
+
     try:
         meta = json.loads((directory / "meta.json").read_text(encoding="utf-8"))
         sizes = {name: (directory / name).stat().st_size for name in meta["file_bytes"]}
-    except (OSError, ValueError, KeyError):
+        if meta["format"] != PREPARED_FORMAT or sizes != meta["file_bytes"]:
+            return None
+        prepared = PreparedData(
+            directory=directory,
+            tokenizer_directory=directory / "tokenizer",
+            fingerprint=meta["fingerprint"],
+            source_fingerprint=meta["source_fingerprint"],
+            content_hash=dict(meta["content_hash"]),
+            parts=[PreparedPart(**part) for part in meta["parts"]],
+            audit=meta["audit"],
+            reused=True,
+        )
+        for name in prepared.content_hash:
+            split = prepared.split(name)
+            if split is None or len(split) != meta["audit"]["splits"][name]["kept"]:
+                return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException):
         return None
-    if meta.get("format") != PREPARED_FORMAT or sizes != meta["file_bytes"]:
-        return None
-    return PreparedData(
-        directory=directory,
-        tokenizer_directory=directory / "tokenizer",
-        fingerprint=meta["fingerprint"],
-        source_fingerprint=meta["source_fingerprint"],
-        content_hash=meta["content_hash"],
-        parts=[PreparedPart(**part) for part in meta["parts"]],
-        audit=meta["audit"],
-        reused=True,
-    )
+    return prepared
 
 
 def prepare(
@@ -180,10 +199,12 @@ def prepare(
     key = _key(data, model, splits)
     directory = cache_dir / f"prepared-{key.fingerprint[:16]}"
     try:
+        if prepared := _reusable(directory, key):  # also in a cache that can't be written
+            report(f"prepared data: reusing {directory}")
+            return prepared
         cache_dir.mkdir(parents=True, exist_ok=True)
         with _locked(directory.with_suffix(".lock"), report):
-            prepared = find_prepared(directory)
-            if prepared is not None and prepared.fingerprint == key.fingerprint:
+            if prepared := _reusable(directory, key):
                 report(f"prepared data: reusing {directory}")
                 return prepared
             return _make(data, model, key, directory, report)
@@ -194,6 +215,11 @@ def prepare(
             f"data.cache_dir {cache_dir} cannot be written ({error.strerror}); make room there or "
             "set data.cache_dir"
         ) from error
+
+
+def _reusable(directory: Path, key: _Key) -> PreparedData | None:
+    prepared = find_prepared(directory)
+    return prepared if prepared is not None and prepared.fingerprint == key.fingerprint else None
 
 
 @dataclass(frozen=True)

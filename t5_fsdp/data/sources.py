@@ -141,7 +141,7 @@ def _patterns(data: DataConfig, split: str) -> list[str]:
 
 def _expand(option: str, pattern: str) -> tuple[list[Path], str | None]:
     """The files that a path, a folder or a pattern such as `part-*.jsonl` stands for, sorted."""
-    path = Path(pattern).expanduser()
+    path = Path(os.path.expanduser(pattern))
     if path.is_dir():
         found = [inner for inner in sorted(path.iterdir()) if inner.is_file() and format_of(inner)]
         kinds = ", ".join(EXTENSIONS)

@@ -243,6 +243,9 @@ def _make_config(model_type: str, values: dict[str, Any], chosen: set[str]) -> P
         problems.append(f"model.config.{name} is no option of a {model_type} model{hint}")
     if problems:
         raise UserError(*problems)
+    problems = _type_problems(AutoConfig.for_model(model_type), values, chosen)
+    if problems:
+        raise UserError(*problems)
     try:
         config = AutoConfig.for_model(model_type, **values)
     except Exception as error:  # the type is huggingface_hub's own and moved between releases
@@ -254,6 +257,56 @@ def _make_config(model_type: str, values: dict[str, Any], chosen: set[str]) -> P
         if getattr(config, name, 1) < 1:
             raise UserError(f"model.config.{name} is {getattr(config, name)}; it must be 1 or more")
     return config
+
+
+# Options of transformers that change what a forward returns, which this program relies on.
+_OUTPUT_OPTIONS = ("return_dict", "output_attentions", "output_hidden_states", "use_cache")
+
+
+def _type_problems(
+    defaults: PretrainedConfig, values: dict[str, Any], chosen: set[str]
+) -> list[str]:
+    """Values of another type than the option's default has, and options that are not free."""
+    problems = []
+    for name in sorted(chosen):
+        value, default = values[name], getattr(defaults, name, None)
+        if name in _OUTPUT_OPTIONS:
+            problems.append(f"model.config.{name} can't be chosen; leave it out")
+        kinds: tuple[type, ...] = (type(default),)
+        if isinstance(default, float):
+            kinds = (float, int)
+        wrong = not isinstance(value, kinds) or isinstance(value, bool) != isinstance(default, bool)
+        if name in ("tie_word_embeddings", "scale_decoder_outputs"):
+            default, wrong = False, not isinstance(value, bool)
+        if default is not None and wrong:
+            wanted = {int: "whole number", float: "number", bool: "true or false", str: "text"}
+            kind = wanted.get(type(default), type(default).__name__)
+            problems.append(f"model.config.{name} is {value!r}; it must be a {kind}")
+    return problems
+
+
+def check_model(spec: ModelSpec, attention: str) -> PreTrainedModel:
+    """The model on the meta device, once a forward pass has gone through it there.
+
+    Raises:
+        UserError: the configuration makes no working model, or one of its special tokens is none
+            of its vocabulary.
+    """
+    for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
+        value = getattr(spec.config, name, None)
+        if not isinstance(value, int) or not 0 <= value < spec.config.vocab_size:
+            raise UserError(
+                f"model.config.{name} is {value}; it must be a token below vocab_size "
+                f"{spec.config.vocab_size}"
+            )
+    try:
+        model = build_on_meta(spec, attention)
+        ids = torch.zeros((1, 2), dtype=torch.int64, device="meta")
+        model(input_ids=ids, decoder_input_ids=ids, use_cache=False).logits  # noqa: B018
+    except Exception as error:  # whatever a value can upset
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UserError(f"model.config makes no working model: {reason}") from None
+    return model
 
 
 def draw_weights(spec: ModelSpec, seed: int) -> StateDict:

@@ -90,17 +90,40 @@ def run(pools: Any, corpus: Path, tmp_path: Path) -> Any:
     return train
 
 
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0x40
+    path.write_bytes(bytes(content))
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        ("__0_0.distcp", cut),
+        ("__0_0.distcp", flip),
+        (".metadata", empty),
+        ("state.json", flip),
+        ("COMPLETE", empty),
+    ],
+)
 def test_a_damaged_newest_checkpoint_is_passed_over_and_made_again(
-    run: Any, tmp_path: Path
+    run: Any, tmp_path: Path, file: str, damage: Any
 ) -> None:
     assert run("run", 4)[0] == 0
     newest = tmp_path / "run/checkpoints/step-00000004"
-    shard = next(newest.glob("*.distcp"))
-    shard.write_bytes(shard.read_bytes()[:-1])
+    damage(newest / file)
     losses = [row["loss"] for row in read_metrics(tmp_path / "run", "train")]
     code, out, _ = run("run", 4)
     assert code == 0
-    assert "step-00000004 is damaged" in out and "(step 2)" in out
+    assert "step-00000004" in out and "damaged" in out and "(step 2)" in out
     assert [row["loss"] for row in read_metrics(tmp_path / "run", "train")] == losses
     assert left(tmp_path / "run") == ["step-00000002", "step-00000004"]
 
@@ -144,3 +167,25 @@ def test_a_validation_that_was_left_out_is_made_up_for(run: Any, tmp_path: Path)
     code, out, _ = run("run", 2)
     assert code == 0 and "nothing to do" in out
     assert json.loads((tmp_path / "run/status.json").read_text())["state"] == "finished"
+
+
+@pytest.mark.parametrize("content", ["", "x", "[]", "5", "null", '{"10": 5}', '{"x": {}}'])
+def test_scores_that_are_no_good_are_left_out(run: Any, tmp_path: Path, content: str) -> None:
+    from t5_fsdp.checkpoint.manager import read_state
+
+    assert run("run", 2)[0] == 0
+    checkpoint = tmp_path / "run/checkpoints/step-00000002"
+    assert "2" in read_state(checkpoint).scores
+    (checkpoint / "scores.json").write_text(content)
+    assert read_state(checkpoint).scores == {}
+
+
+def test_a_failed_resume_changes_nothing(run: Any, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    assert run("run", 2)[0] == 0
+    flip(run_dir / "checkpoints/step-00000002/__0_0.distcp")
+    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    code, _, err = run("run", 4)
+    assert code == 2 and err.startswith("error: all checkpoints of")
+    after = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    assert after == before

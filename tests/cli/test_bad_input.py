@@ -57,6 +57,87 @@ def test_train_refuses(
     assert not (tmp_path / "run").exists()
 
 
+MODEL_VALUES: dict[str, Any] = {
+    "dropout_rate": 2,
+    "feed_forward_proj": "foo",
+    "dense_act_fn": "foo",
+    "relative_attention_num_buckets": 0,
+    "decoder_start_token_id": 99999,
+    "pad_token_id": -1,
+    "return_dict": False,
+    "output_attentions": True,
+    "tie_word_embeddings": 5,
+    "num_layers": "two",
+    "num_heads": 0,
+    "vocab_size": 5,
+}
+
+
+@pytest.mark.parametrize("name", MODEL_VALUES)
+def test_model_values_that_cannot_work(pools: Any, corpus: Path, tmp_path: Path, name: str) -> None:
+    base = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+    config = json.dumps(base | {name: MODEL_VALUES[name]})
+    options = tiny_options(corpus, tmp_path / "run", **{"model.config": config})
+    refused(pools, "train", options, "model")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("model.config", "[]"),
+        ("model.config", "null"),
+        ("model.config", ""),
+        ("model.config", "{1: 2}"),
+        ("model.name", ""),
+        ("data.train_files", "~nobody-of-this-name/x.csv"),
+        ("data.train_files", "x" * 300),
+        ("run_dir", "x" * 300),
+        ("data.prefix", "\ud800"),
+        ("train.epochs", "1e308"),
+        ("evaluation.max_new_tokens", 10**20),
+        ("data.mixture", '[{"weight": Infinity}, {"weight": 1}]'),
+        ("data.mixture", "[{1: 2}]"),
+        ("data.mixture", "[3]"),
+    ],
+)
+def test_odd_values(pools: Any, corpus: Path, tmp_path: Path, option: str, value: Any) -> None:
+    options = [*tiny_options(corpus, tmp_path / "run"), f"--{option}", str(value)]
+    code, _, err = pools(1).command("train", options)
+    assert code == 2 and err.startswith("error: ") and "Traceback" not in err, err
+
+
+@pytest.mark.parametrize("name", ["log.txt", "metrics.jsonl", "status.json", "config.yaml"])
+def test_a_folder_in_the_place_of_a_file_of_the_run(
+    pools: Any, corpus: Path, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "run" / name).mkdir(parents=True)
+    refused(pools, "train", tiny_options(corpus, tmp_path / "run"), name)
+
+
+def test_a_run_folder_that_is_a_file(pools: Any, corpus: Path, tmp_path: Path) -> None:
+    options = tiny_options(corpus, tmp_path / "run")
+    (tmp_path / "run").write_text("mine")
+    refused(pools, "train", options, "is no folder")
+    assert (tmp_path / "run").read_text() == "mine"
+
+
+def test_an_output_that_cannot_be_written(pools: Any, tmp_path: Path) -> None:
+    path = tmp_path / "predictions.jsonl"
+    path.write_text('{"reference": "a b", "prediction": "a b"}\n')
+    argv = ["--predictions", path, "--output_dir", path]
+    refused(pools, "eval_rouge", argv, str(path), "give another path")
+
+
+def test_a_section_that_is_none_is_not_replaced_by_a_flag(
+    pools: Any, corpus: Path, tmp_path: Path
+) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("train: 3\n")
+    options = [*tiny_options(corpus, tmp_path / "run"), "--config", str(wrong)]
+    refused(pools, "train", options, "section train is 3", str(wrong))
+
+
 def test_all_problems_come_at_once(pools: Any, corpus: Path, tmp_path: Path) -> None:
     wrong = {
         "train.epochs": "three",

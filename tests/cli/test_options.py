@@ -409,14 +409,14 @@ _TEXT = st.one_of(
             "a\u2028b",
         ]
     ),
-    st.text(st.characters(exclude_categories=["Cs"])),
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00")),
 )
 
 
 @settings(deadline=None)  # the machine may be busy
 @given(
     prefix=_TEXT,
-    revision=st.none() | _TEXT,
+    revision=st.none() | _TEXT.filter(bool),
     files=st.lists(_TEXT),
     lr=st.floats(0, 1e300),
     override=st.dictionaries(_TEXT, _TEXT | st.integers() | st.booleans() | st.none(), max_size=3),

@@ -180,8 +180,15 @@ MODES: list[tuple[int, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("own_head", [False, True], ids=["tied", "own head"])
-@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize(
+    ("checkpointing", "own_head"),
+    [
+        ("none", False),
+        ("full", True),
+        pytest.param("none", True, marks=pytest.mark.long),
+        pytest.param("full", False, marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize(
     ("world_size", "parallel"), MODES, ids=["-".join(map(str, (r, *o.values()))) for r, o in MODES]
 )

@@ -125,7 +125,12 @@ class ParallelConfig:
     reduce_dtype: Literal["bf16", "fp16", "fp32"] = "fp32"
     """Precision of the gradient reduction between ranks."""
     activation_checkpointing: Literal["none", "selective", "full"] = "full"
-    """full: recompute every T5 block in the backward pass instead of keeping its activations."""
+    """full: recompute T5 blocks in the backward pass instead of keeping their activations;
+    selective: keep their matrix products and attention outputs, recompute the rest."""
+    activation_checkpointing_stack: Literal["both", "encoder", "decoder"] = "both"
+    """Which stack's blocks are recomputed."""
+    activation_checkpointing_every: int = 1
+    """Recompute every n-th block of a stack only."""
     cpu_offload: bool = False
     """Keep shards in host memory between uses."""
     reshard_after_forward: bool | int | None = None
@@ -154,7 +159,7 @@ class OptimizerConfig:
     lr: float = 1e-4
     """Peak learning rate."""
     weight_decay: float = 0.0
-    """Decoupled weight decay."""
+    """Decoupled weight decay; norms and biases get none."""
     grad_clip_norm: float | None = 1.0
     """Largest global gradient norm; larger gradients are scaled down to it. null: no clipping."""
 
@@ -312,6 +317,7 @@ _MINIMUM: dict[str, float] = {
     "data.max_test_examples": 1,
     "parallel.num_replicas": 1,
     "parallel.forward_prefetch": 0,
+    "parallel.activation_checkpointing_every": 1,
     "data.shuffle_buffer": 1,
     "optimizer.lr": 0,
     "optimizer.weight_decay": 0,
@@ -339,7 +345,6 @@ _POSITIVE = ("optimizer.grad_clip_norm", "train.epochs")
 NOT_YET: dict[str, tuple[Any, ...]] = {
     "parallel.param_dtype": ("fp16",),
     "parallel.reduce_dtype": ("fp16",),
-    "parallel.activation_checkpointing": ("selective",),
     "parallel.compile": (True,),
     "optimizer.name": ("adafactor",),
     "logging.wandb": (True,),

@@ -130,7 +130,7 @@ def _train_from(
     _say_start(start, session)
     world.connect(config.train.collective_timeout_seconds)
     engine = _build_engine(start, config, session, world)
-    optimizer = make_optimizer(engine.model.parameters(), config.optimizer)
+    optimizer = make_optimizer(engine.model, config.optimizer)
     check_optimizer(optimizer, engine.model)
     checkpoints = CheckpointManager(
         run_dir,

@@ -76,8 +76,7 @@ def parallelize(model: nn.Module, options: ParallelConfig, world: World) -> Engi
     if problems := mesh_problems(options, world):
         raise UserError(*problems)
     policy = wrap_policy(model)
-    if options.activation_checkpointing == "full":
-        activation_checkpointing.apply_full(model, policy)
+    activation_checkpointing.apply(model, options, policy)
     if options.engine == "ddp":
         return DDPEngine(model, options, world)
     if options.engine == "fsdp1":

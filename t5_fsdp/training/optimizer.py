@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -11,13 +10,26 @@ from torch import nn
 from t5_fsdp.config import OptimizerConfig, ScheduleConfig
 
 
-def make_optimizer(
-    parameters: Iterable[nn.Parameter], options: OptimizerConfig
-) -> torch.optim.Optimizer:
-    """Fused AdamW over the sharded parameters; its moments are float32 as they are."""
-    return torch.optim.AdamW(
-        parameters, lr=options.lr, weight_decay=options.weight_decay, fused=True
-    )
+def make_optimizer(model: nn.Module, options: OptimizerConfig) -> torch.optim.Optimizer:
+    """Fused AdamW over the sharded parameters; its moments are float32 as they are.
+
+    Norms, biases and the relative position bias are not decayed: pulling a scale or an offset
+    towards 0 regularizes nothing.
+
+    Args:
+        model: sharded, with its weights in place.
+        options: rate and decay.
+    """
+    decayed: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        is_matrix = parameter.ndim > 1 and "bias" not in name
+        (decayed if is_matrix else others).append(parameter)
+    groups = [
+        {"params": decayed, "weight_decay": options.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=options.lr, fused=True)
 
 
 def learning_rate(step: int, total_steps: int, peak: float, options: ScheduleConfig) -> float:

@@ -40,12 +40,12 @@ def rows() -> list[tuple[list[int], list[int]]]:
     return [(ids(s), ids(t)) for s, t in lengths * NUM_STEPS]
 
 
-def make_optimizer(parameters: Any, name: str) -> torch.optim.Optimizer:
+def make_optimizer(model: torch.nn.Module, name: str) -> torch.optim.Optimizer:
     from t5_fsdp.training import optimizer
 
     if name == "sgd":
-        return torch.optim.SGD(parameters, lr=0.3)
-    return optimizer.make_optimizer(parameters, OptimizerConfig(lr=1e-2))
+        return torch.optim.SGD(model.parameters(), lr=0.3)
+    return optimizer.make_optimizer(model, OptimizerConfig(lr=1e-2))
 
 
 @functools.cache
@@ -61,7 +61,7 @@ def plain(own_head: bool, optimizer_name: str) -> tuple[list[float], list[float]
     if own_head:
         model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.shared.weight))
     model.load_state_dict(weights, strict=False)
-    optimizer = make_optimizer(model.parameters(), optimizer_name)
+    optimizer = make_optimizer(model, optimizer_name)
     losses, norms = [], []
     for step in range(NUM_STEPS):
         batch = rows()[step * ROWS : (step + 1) * ROWS]
@@ -94,7 +94,7 @@ def train(
     with joined_world() as world:
         engine = parallelize(build_on_meta(described), options, world)
         engine.load_full(draw_weights(described, seed=1) if world.is_main else {})
-        optimizer = make_optimizer(engine.model.parameters(), optimizer_name)
+        optimizer = make_optimizer(engine.model, optimizer_name)
         check_optimizer(optimizer, engine.model)
         losses, norms = [], []
         for step in range(NUM_STEPS):
@@ -203,6 +203,46 @@ def test_an_engine_equals_plain_pytorch(
         assert found[2].keys() == weights.keys()
         for name, weight in weights.items():
             torch.testing.assert_close(found[2][name], weight, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("engine", ["fsdp2", "fsdp1", "ddp"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"activation_checkpointing": "selective"},
+        {"activation_checkpointing": "full", "activation_checkpointing_stack": "encoder"},
+        {"activation_checkpointing": "full", "activation_checkpointing_every": 2},
+    ],
+)
+def test_partly_recomputed_models_equal_plain_pytorch(
+    pools: Any, engine: str, options: dict[str, Any]
+) -> None:
+    losses, norms, _ = plain(False, "adamw")
+    for found in pools(2).run(train, {"engine": engine, **options}, False, "adamw"):
+        assert found[0] == pytest.approx(losses, rel=1e-5)
+        assert found[1] == pytest.approx(norms, rel=1e-4)
+
+
+def chosen_blocks(**options: Any) -> list[str]:
+    from t5_fsdp.model.build import build_on_meta
+    from t5_fsdp.parallel import activation_checkpointing
+    from t5_fsdp.parallel.wrapping import wrap_policy
+
+    described = spec(False)
+    described.config.num_layers = described.config.num_decoder_layers = 4
+    model = build_on_meta(described)
+    activation_checkpointing.apply(model, ParallelConfig(**options), wrap_policy(model))
+    wrapped = [n for n, m in model.named_modules() if type(m).__name__ == "CheckpointWrapper"]
+    return [name.replace(".block.", "") for name in wrapped]
+
+
+def test_the_blocks_that_are_recomputed() -> None:
+    everything = [f"{stack}{i}" for stack in ("encoder", "decoder") for i in range(4)]
+    assert chosen_blocks() == everything
+    assert chosen_blocks(activation_checkpointing="none") == []
+    assert chosen_blocks(activation_checkpointing_stack="encoder") == everything[:4]
+    assert chosen_blocks(activation_checkpointing_every=2) == everything[::2]
+    assert chosen_blocks(activation_checkpointing="selective") == everything
 
 
 @pytest.mark.parametrize("engine", ["fsdp2", "fsdp1", "ddp"])

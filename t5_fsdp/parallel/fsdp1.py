@@ -21,7 +21,8 @@ from t5_fsdp.config import ParallelConfig
 from t5_fsdp.distributed import World
 from t5_fsdp.model.build import StateDict
 from t5_fsdp.parallel.common import DTYPES, clean_name, fill_whole
-from t5_fsdp.parallel.mesh import hybrid_mesh
+from t5_fsdp.parallel.mesh import hybrid_mesh, shard_mesh
+from t5_fsdp.parallel.wrapping import select_units
 
 _STRATEGIES = {
     "full_shard": ShardingStrategy.FULL_SHARD,
@@ -46,7 +47,8 @@ class FSDP1Engine:
         self, model: nn.Module, options: ParallelConfig, world: World, policy: Callable[..., bool]
     ) -> None:
         self.model = model
-        self._options, self._world, self._policy = options, world, policy
+        self._options, self._world = options, world
+        self._units = {id(unit) for _, unit in select_units(model, policy)}
 
     def load_full(self, weights: StateDict) -> None:
         fill_whole(self.model, weights, self._world)
@@ -67,7 +69,7 @@ class FSDP1Engine:
         self.model = FullyShardedDataParallel(
             self.model,
             sharding_strategy=_STRATEGIES[sharding],
-            auto_wrap_policy=self._policy,
+            auto_wrap_policy=self._is_unit,
             mixed_precision=precision,
             device_id=world.device,
             backward_prefetch=_PREFETCH[options.backward_prefetch],
@@ -75,8 +77,14 @@ class FSDP1Engine:
             limit_all_gathers=options.limit_all_gathers,
             cpu_offload=CPUOffload(offload_params=True) if options.cpu_offload else None,
             use_orig_params=True,  # parameter groups and their names survive
-            device_mesh=hybrid_mesh(options, world) if sharding == "hybrid_shard" else None,
+            # With a mesh its state dicts hold DTensors, which every engine can read.
+            device_mesh=hybrid_mesh(options, world)
+            if sharding == "hybrid_shard"
+            else shard_mesh(world),
         )
+
+    def _is_unit(self, module: nn.Module, recurse: bool, nonwrapped_numel: int) -> bool:
+        return recurse or id(module) in self._units
 
     def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
         if is_last or self._options.sync_every_micro_batch:

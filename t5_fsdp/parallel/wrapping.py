@@ -10,6 +10,8 @@ from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 
 from t5_fsdp.errors import UserError
 
+CHECKPOINTED = "_checkpoint_wrapped_module"  # what torch's wrapper calls the module inside it
+
 
 def block_classes(model: nn.Module) -> set[type[nn.Module]]:
     """The classes of the model's repeated blocks (T5Block), as the model itself declares them.
@@ -38,9 +40,16 @@ def wrap_policy(model: nn.Module) -> Callable[..., bool]:
 
 
 def select_units(model: nn.Module, policy: Callable[..., bool]) -> list[tuple[str, nn.Module]]:
-    """(name, module) of the units that `policy` picks, in the order of the forward pass."""
-    return [
-        (name, module)
-        for name, module in model.named_modules()
-        if policy(module=module, recurse=False, nonwrapped_numel=0)
-    ]
+    """(name, module) of the units that `policy` picks, in the order of the forward pass.
+
+    Of a block that is recomputed the wrapper is the unit: then recomputation and backward share
+    one gathering of its weights.
+    """
+    modules = dict(model.named_modules())
+    units = []
+    for name, module in modules.items():
+        if policy(module=module, recurse=False, nonwrapped_numel=0):
+            parent, _, last = name.rpartition(".")
+            wrapped = last == CHECKPOINTED
+            units.append((parent, modules[parent]) if wrapped else (name, module))
+    return units

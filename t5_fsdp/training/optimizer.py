@@ -23,7 +23,8 @@ def make_optimizer(model: nn.Module, options: OptimizerConfig) -> torch.optim.Op
     decayed: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
-        is_matrix = parameter.ndim > 1 and "bias" not in name
+        # By name: FSDP1 hands out flat pieces, whose shape tells nothing.
+        is_matrix = "norm" not in name and "bias" not in name
         (decayed if is_matrix else others).append(parameter)
     groups = [
         {"params": decayed, "weight_decay": options.weight_decay},

@@ -12,12 +12,17 @@ from tests.distributed.test_training import DROPOUT, final_weights, losses
 from tests.launch import run, torchrun
 
 
-def test_a_refusal_under_torchrun_is_one_line(corpus: Path, tmp_path: Path) -> None:
-    options = tiny_options(corpus, tmp_path / "run", **{"train.micro_batch_tokens": 20})
+@pytest.mark.parametrize(
+    ("option", "value"), [("train.micro_batch_tokens", "20"), ("config", "/no/such.yaml")]
+)
+def test_a_refusal_under_torchrun_is_one_line(
+    corpus: Path, tmp_path: Path, option: str, value: str
+) -> None:
+    options = [*tiny_options(corpus, tmp_path / "run"), f"--{option}", value]
     done = run(torchrun("train", options))
     # torchrun adds a block of its own; ours is one line, also of the ranks that it then ends.
     ours = [line for line in done.stderr.splitlines() if line.startswith("error:")]
-    assert len(ours) == 1 and "micro_batch_tokens" in ours[0]
+    assert len(ours) == 1 and value in ours[0]
     assert "t5_fsdp/" not in done.stderr and "Preempted" not in done.stderr
 
 

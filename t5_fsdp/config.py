@@ -268,7 +268,6 @@ def to_dict(config: Any) -> dict[str, Any]:
 def normalize(config: Config) -> Config:
     """Turn short forms into long ones, in place: a path into a list, ~ into the home folder."""
     config.run_dir = os.path.expanduser(config.run_dir)
-    config.data.path = os.path.expanduser(config.data.path)
     if config.data.cache_dir:
         config.data.cache_dir = os.path.expanduser(config.data.cache_dir)
     _normalize_data(config.data)
@@ -276,6 +275,7 @@ def normalize(config: Config) -> Config:
 
 
 def _normalize_data(data: DataConfig) -> None:
+    data.path = os.path.expanduser(data.path)
     for name in ("train_files", "validation_files", "test_files"):
         value = getattr(data, name)
         if isinstance(value, str):
@@ -600,6 +600,13 @@ def _parallel_problems(parallel: ParallelConfig) -> list[str]:
             "parallel.reshard_after_forward is what parallel.sharding: shard_grad_op decides; set "
             "one of them to null"
         )
+    for name, neutral in (("stack", "both"), ("every", 1)):
+        value = getattr(parallel, f"activation_checkpointing_{name}")
+        if parallel.activation_checkpointing == "none" and value != neutral:
+            problems.append(
+                f"parallel.activation_checkpointing_{name} is {value}, but nothing is recomputed; "
+                f"set it to {neutral}, or parallel.activation_checkpointing: full"
+            )
     if engine == "ddp" and parallel.reduce_dtype != "fp32":
         problems.append("parallel.engine: ddp reduces in fp32; set parallel.reduce_dtype: fp32")
     return problems

@@ -139,6 +139,24 @@ class World:
         self.wait_for(key)
         return pickle.loads(bytes.fromhex(self._store.get(key).decode()))
 
+    def on_each_node(self, work: Callable[[], T]) -> T:
+        """Run `work` on the first rank of each node, all at the same time; its node's result.
+
+        Everybody waits, without timeout, until all nodes are done. As for `on_rank_zero` results
+        travel through the store. Every node has as many processes.
+
+        Raises:
+            whatever `work` raises, on the rank where it ran; PeerFailed on the others.
+        """
+        self._tasks += 1
+        key = f"t5_fsdp/{self.launch.restart}/task/{self._tasks}"
+        own = self.rank - self.launch.local_rank
+        if self.launch.local_rank == 0:
+            self._store.set(f"{key}/{own}", pickle.dumps(work()).hex())
+        for first_rank in range(0, self.world_size, self.launch.local_world_size):
+            self.wait_for(f"{key}/{first_rank}")
+        return pickle.loads(bytes.fromhex(self._store.get(f"{key}/{own}").decode()))
+
     def wait_for(self, key: str) -> None:
         """Wait, without timeout and open to signals, until a rank sets `key` in the store.
 

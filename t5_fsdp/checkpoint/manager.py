@@ -52,7 +52,7 @@ class RunState:
         step: finished optimizer steps; training goes on at step + 1.
         model: the model's `ModelSpec` as JSON.
         data_hash: of the training split's token ids, in order.
-        tokenizer_hash: of the tokenizer's files.
+        tokenizer_hash: of the tokenizer's vocabulary.
         plan: the options that decide which examples a step holds.
         window: sums of the metrics row that is still open.
         scores: validation figures by step, for best checkpoints.
@@ -91,11 +91,19 @@ def complete_checkpoints(run_dir: Path) -> list[Path]:
     return sorted((f for f in folders if (f / COMPLETE).is_file()), key=lambda f: step_of(f) or 0)
 
 
-def newest_sound(folders: Sequence[Path], warn: Callable[[str], None]) -> Path | None:
-    """The last of the folders that is complete and undamaged; tells which ones are not."""
+def newest_sound(
+    folders: Sequence[Path], warn: Callable[[str], None], content: bool = True
+) -> Path | None:
+    """The last of the folders that is complete and undamaged; tells which ones are not.
+
+    Args:
+        folders: in the order of steps.
+        warn: gets a line for each that is damaged.
+        content: read every file and compare its checksum, not only its size.
+    """
     for folder in reversed(folders):
         try:
-            check_content(folder)
+            (check_content if content else check_complete)(folder)
             read_state(folder)
             return folder
         except UserError as error:
@@ -320,6 +328,7 @@ class CheckpointManager:
                 for path in sorted(folder.rglob("*"))
                 if path.is_file()
             ]
+            _check_shards(folder, names)
             for name in names:
                 _sync(folder / name)
             sizes = {name: (folder / name).stat().st_size for name in names}
@@ -386,6 +395,17 @@ class CheckpointManager:
         # The stored options would win without a word over the configuration's.
         for group, options in zip(optimizer.param_groups, configured, strict=True):
             group.update(options)
+
+
+def _check_shards(folder: Path, names: Sequence[str]) -> None:
+    """Raises UserError when a rank has written where rank 0 does not see it."""
+    stored = dcp.FileSystemReader(folder).read_metadata().storage_data or {}
+    missing = {place.relative_path for place in stored.values()} - set(names)
+    if missing:
+        raise UserError(
+            f"the checkpoint {folder} lacks {sorted(missing)[0]}, which another rank wrote; give a "
+            "run_dir on a file system that all nodes share"
+        )
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import shutil
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,10 +74,9 @@ def cache_dir(config: Config) -> Path:
 def prepare_on_all_ranks(
     config: Config, world: World, console: Console, warn: bool = True
 ) -> PreparedData:
-    """Prepare on rank 0 while the others wait without timeout, then open it everywhere.
+    """Prepare on rank 0, and on each node that does not see its cache; then open it everywhere.
 
-    A node that does not see rank 0's cache prepares its own. When streaming, the training split
-    is left out.
+    Everybody waits without timeout. When streaming, the training split is left out.
 
     Args:
         config: data, model (for the tokenizer) and where the cache is.
@@ -88,15 +89,30 @@ def prepare_on_all_ranks(
     from t5_fsdp.data.prepared import open_prepared, prepare
 
     splits = SPLITS[1:] if config.data.streaming else SPLITS
+    probe = cache_dir(config) / world.on_rank_zero(lambda: _make_probe(cache_dir(config)))
 
-    def work() -> PreparedData:
-        return prepare(config.data, config.model, cache_dir(config), console.say, splits)
+    def work() -> str | None:
+        if not world.is_main and probe.exists():
+            return None  # it sees rank 0's folder
+        made = prepare(config.data, config.model, cache_dir(config), console.say, splits)
+        return str(made.directory)
 
-    directory = Path(world.on_rank_zero(lambda: str(work().directory)))
-    prepared = open_prepared(directory) if directory.is_dir() else work()
+    own = world.on_each_node(work)
+    main = world.on_rank_zero(lambda: own)
+    world.on_rank_zero(lambda: probe.unlink(missing_ok=True))
+    prepared = open_prepared(Path(own or main or ""))
     for text in prepared.audit["warnings"] if warn else []:
         console.warn(text)
     return prepared
+
+
+def _make_probe(folder: Path) -> str:
+    """The name of a file by which the other nodes see whether they share the folder."""
+    name = f".probe-{uuid.uuid4().hex}"
+    with contextlib.suppress(OSError):  # a cache that can't be written may still be complete
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    return name
 
 
 def _lead_baseline(prepared: PreparedData, seed: int) -> dict[str, Any]:

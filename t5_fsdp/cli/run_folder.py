@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
@@ -53,12 +54,13 @@ def lock_run_dir(
 
 
 def find_resume(
-    run_dir: Path, options: CheckpointConfig, warn: Callable[[str], None]
+    run_dir: Path, options: CheckpointConfig, warn: Callable[[str], None], content: bool = True
 ) -> Path | None:
     """The checkpoint to go on from, or None for a start at step 0. Call it on rank 0.
 
     Args:
         warn: told of damaged checkpoints, before which the newest sound one is taken.
+        content: compare checksums, which reads the whole checkpoint.
 
     Raises:
         UserError: resume is never and there are checkpoints; none of them is sound; the named one
@@ -82,7 +84,7 @@ def find_resume(
         return None
     if options.resume != "auto":
         return _find_branch(run_dir, Path(options.resume), found, warn)
-    newest = newest_sound(found, warn)
+    newest = newest_sound(found, warn, content)
     if found and newest is None:
         raise UserError(
             f"all checkpoints of {run_dir} are damaged; give another run_dir, or delete them to "
@@ -202,6 +204,17 @@ def _git_commit() -> str | None:
     return done.stdout.strip() or None
 
 
+def _with_lead_baseline(run_dir: Path, audit: dict[str, Any]) -> dict[str, Any]:
+    """The audit with what `prepare_data` has added to that of the same data in this folder."""
+    try:
+        old = json.loads((run_dir / "data_audit.json").read_text(encoding="utf-8"))
+        if old["splits"] == audit["splits"]:
+            return {**audit, "lead_baseline": old["lead_baseline"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return audit
+
+
 def write_run_files(
     run_dir: Path,
     config_yaml: str,
@@ -212,6 +225,6 @@ def write_run_files(
     """What the run folder says about the run before its first step."""
     (run_dir / "config.yaml").write_text(config_yaml, encoding="utf-8")
     write_json(run_dir / "environment.json", environment)
-    write_json(run_dir / "data_audit.json", audit)
+    write_json(run_dir / "data_audit.json", _with_lead_baseline(run_dir, audit))
     shutil.rmtree(run_dir / "tokenizer", ignore_errors=True)
     shutil.copytree(tokenizer_dir, run_dir / "tokenizer")

@@ -107,6 +107,7 @@ def find_start(
     tokenizer = load_tokenizer(str(prepared.tokenizer_directory))
     old = None if resume is None else read_state(resume)
     data_hash = _data_hash(config, prepared)
+    _check_same_everywhere(world, data_hash, tokenizer_digest(tokenizer))
     reader: ReadWeights | None = None
     if resume is None or old is None:
         spec, reader = choose_model(config, tokenizer)
@@ -198,6 +199,15 @@ def _check_same_shape(stored: ModelSpec, asked: ModelSpec, holder: str) -> None:
         raise UserError(
             f"{holder} holds a model of another shape; give another run_dir or its model options",
             *differences,
+        )
+
+
+def _check_same_everywhere(world: World, *hashes: str) -> None:
+    """Raises UserError when this rank's node has prepared other data than rank 0."""
+    if world.on_rank_zero(lambda: hashes) != hashes:
+        raise UserError(
+            f"rank {world.rank} has other training data or another tokenizer than rank 0; give all "
+            "nodes the same files, or a data.cache_dir that they share"
         )
 
 

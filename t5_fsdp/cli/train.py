@@ -51,9 +51,11 @@ def _train(argv: Sequence[str], session: Session) -> None:
         _run(config, session, world)
 
 
-def _find_resume(config: Config, world: World, warn: Callable[[str], None]) -> Path | None:
+def _find_resume(
+    config: Config, world: World, warn: Callable[[str], None], content: bool = True
+) -> Path | None:
     def find() -> str | None:
-        found = run_folder.find_resume(Path(config.run_dir), config.checkpoint, warn)
+        found = run_folder.find_resume(Path(config.run_dir), config.checkpoint, warn, content)
         return str(found) if found else None
 
     found = world.on_rank_zero(find)
@@ -64,7 +66,7 @@ def _check(config: Config, session: Session, world: World) -> None:
     from t5_fsdp.cli.starting_point import find_start
     from t5_fsdp.model.build import build_on_meta, num_parameters
 
-    resume = _find_resume(config, world, session.console.warn)
+    resume = _find_resume(config, world, session.console.warn, content=False)
     prepared = prepare_on_all_ranks(config, world, session.console, warn=False)
     say_audit(prepared.audit, session.console)
     start = find_start(config, world, prepared, resume)
@@ -91,8 +93,9 @@ def _run(config: Config, session: Session, world: World) -> None:
     # Held in this frame: the lock ends with the run.
     lock: list[Any] = []
     world.on_rank_zero(lambda: lock.append(run_folder.lock_run_dir(run_dir, session.console)))
-    if (resume := _find_resume(config, world, lambda _: None)) != start.resume:
+    if _find_resume(config, world, lambda _: None, content=False) != start.resume:
         # The run that held the lock until now has gone on meanwhile.
+        resume = _find_resume(config, world, session.console.warn)
         start = find_start(config, world, prepared, resume)
         start.read_initial_weights(world)
     if start.is_finished:

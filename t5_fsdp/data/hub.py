@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +42,7 @@ def open_splits(
     Raises:
         UserError: not to be had, another subset is needed, or it lacks the training split.
     """
-    found = _open(data)
+    found = _stream_splits(data, splits) if data.streaming else _open(data)
     opened = {}
     for split, name in _split_names(data).items():
         if split not in splits:
@@ -57,17 +59,20 @@ def open_splits(
     return opened
 
 
-def content_files(data: DataConfig, splits: tuple[str, ...]) -> dict[str, list[str]]:
-    """The Arrow files behind each split: what decides about its content."""
-    return {
-        split: [entry["filename"] for entry in rows.cache_files]
-        for split, rows in open_splits(data, splits).items()
-    }
+def content_digest(data: DataConfig, splits: tuple[str, ...]) -> str:
+    """Hex digest of all rows of the splits, in order."""
+    digest = hashlib.blake2b(digest_size=32)
+    for split, rows in open_splits(data, splits).items():
+        digest.update(f"\n{split}".encode())
+        for _, row in iterate(rows):
+            digest.update(json.dumps(row, sort_keys=True, default=str).encode())
+    return digest.hexdigest()
 
 
 def iterate(rows: datasets.Dataset) -> Iterator[tuple[int, Row | BadRow]]:
     """Rows with their number, from 1."""
     number = 0
+    rows = rows.with_format(None)  # a saved dataset may ask for numpy arrays or tensors
     for batch in rows.iter(_ROWS_A_BATCH):
         names = list(batch)
         for values in zip(*batch.values(), strict=True):
@@ -91,6 +96,26 @@ def stream(data: DataConfig) -> Iterator[tuple[int, Row | BadRow]]:
             data.dataset, data.subset, split=data.train_split, streaming=True
         )
         yield from enumerate(rows, 1)
+    except Exception as error:
+        raise _unreadable(data, error) from None
+
+
+def _stream_splits(data: DataConfig, splits: tuple[str, ...]) -> Any:
+    """The held-out splits alone, in memory: nothing of a training split that is streamed."""
+    if data.source == "saved":
+        return _open(data)
+    import datasets
+
+    wanted = [name for split, name in _split_names(data).items() if split in splits]
+    try:
+        names = datasets.get_dataset_split_names(data.dataset, data.subset)
+        return {
+            name: datasets.Dataset.from_list(
+                list(datasets.load_dataset(data.dataset, data.subset, split=name, streaming=True))
+            )
+            for name in wanted
+            if name in names
+        }
     except Exception as error:
         raise _unreadable(data, error) from None
 

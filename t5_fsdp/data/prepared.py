@@ -194,8 +194,9 @@ def prepare(
         UserError: as `load_splits`, `load_tokenizer` and `train_tokenizer`, when the prefix fills
             max_source_tokens, or when cache_dir cannot be written or is full.
     """
-    if local_folder(tokenizer_name(model)) is None and tokenizer_name(model) != TRAIN_TOKENIZER:
-        report(f"tokenizer: {tokenizer_name(model)} from the Hugging Face Hub or its cache")
+    name = tokenizer_name(model)
+    if name != TRAIN_TOKENIZER and local_folder(name) is None:
+        report(f"tokenizer: {name} from the Hugging Face Hub or its cache")
     key = _key(data, model, splits)
     directory = cache_dir / f"prepared-{key.fingerprint[:16]}"
     try:
@@ -209,7 +210,8 @@ def prepare(
                 return prepared
             return _make(data, model, key, directory, report)
     except OSError as error:
-        if error.errno not in _USER_CAN_MEND:
+        elsewhere = error.filename and not str(error.filename).startswith(str(cache_dir))
+        if error.errno not in _USER_CAN_MEND or elsewhere:
             raise
         raise UserError(
             f"data.cache_dir {cache_dir} cannot be written ({error.strerror}); make room there or "

@@ -11,6 +11,7 @@ import contextlib
 import csv
 import gzip
 import json
+import math
 import re
 import sys
 import zlib
@@ -96,27 +97,48 @@ _END_OF_FILE = "\udc01end of file"
 _DAMAGE = re.compile("[\ud800-\udfff]")
 
 
-def csv_records(path: Path) -> Iterator[tuple[int, list[str] | BadRow]]:
+def csv_records(path: Path, strict: bool = True) -> Iterator[tuple[int, list[str] | BadRow]]:
     """The records of a CSV file, header included, with their row number (the header is row 1).
 
     Quoted fields may hold newlines and be of any length; empty lines are left out. A byte-order
     mark is removed.
 
+    Args:
+        path: of the file.
+        strict: a quoted field must end at its closing quote. Otherwise what follows is taken as
+            part of the field, as the published WikiHow loaders do.
+
     Raises:
-        UserError: a quote that is never closed, or a file that cannot be read.
+        UserError: a quote that is never closed, or closed in a later row, which would swallow the
+            rows between; line ends of a lone carriage return; a file that cannot be read.
     """
     csv.field_size_limit(sys.maxsize)
     row = 0
     with _file_errors(path), _open(path) as file:
         lines = _CsvLines(file, path)
-        reader = csv.reader(lines)
+        reader = csv.reader(lines, strict=strict)
         while True:
             first_line = lines.number + 1
             row += 1
             try:
                 record = next(reader)
             except csv.Error as error:
-                yield row, BadRow(f"not valid CSV ({error})", "mend the row")
+                place = f"{path}, row {row} (it begins on line {first_line})"
+                if "new-line character" in str(error):
+                    raise UserError(
+                        f"{place}: a carriage return outside of quotes; save the file with LF or "
+                        "CRLF line ends"
+                    ) from None
+                if lines.ended or lines.number > first_line:
+                    # The rows between have been swallowed: nobody can tell where they begin.
+                    raise UserError(
+                        f"{place}: a quote is opened and never closed, or only on line "
+                        f"{lines.number}; close it, and double quotes inside a field"
+                    ) from None
+                yield (
+                    row,
+                    BadRow(f"not valid CSV ({error})", "double the quotes inside a quoted field"),
+                )
                 continue
             if record == [_END_OF_FILE]:
                 return
@@ -151,6 +173,7 @@ class _CsvLines:
     def __init__(self, file: IO[bytes], path: Path) -> None:
         self._lines = self._decoded(file, path)
         self.number = 0
+        self.ended = False
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -164,6 +187,7 @@ class _CsvLines:
                 line = _without_mark(line, path)
             self.number += 1
             yield line.decode("utf-8", "surrogateescape").replace("\x00", _NUL)
+        self.ended = True
         yield _END_OF_FILE
 
 
@@ -222,6 +246,9 @@ def _json_line(line: bytes) -> Row | BadRow:
 
 def _json_rows(path: Path) -> Iterator[tuple[int, Row | BadRow]]:
     """A list of objects; or, as often found under this name, one object a line."""
+    if _is_jsonl(path):
+        yield from _jsonl_rows(path)
+        return
     with _open(path) as file:
         content_bytes = _without_mark(file.read(), path)
     try:
@@ -234,9 +261,6 @@ def _json_rows(path: Path) -> Iterator[tuple[int, Row | BadRow]]:
     except RecursionError:
         raise UserError(f"{path}: JSON nested too deeply; give a list of objects") from None
     except ValueError as error:
-        if getattr(error, "msg", "") == "Extra data":
-            yield from _jsonl_rows(path)
-            return
         raise UserError(f"{path}: not valid JSON ({error}); mend it there") from None
     if isinstance(content, dict) and not any(map(_holds_objects, content.values())):
         content = [content]  # a single row
@@ -247,6 +271,15 @@ def _json_rows(path: Path) -> Iterator[tuple[int, Row | BadRow]]:
         )
     for number, value in enumerate(content, 1):
         yield number, _object(value)
+
+
+def _is_jsonl(path: Path) -> bool:
+    """Whether the first line is an object and others follow: it need not be read whole."""
+    with _open(path) as file:
+        first = _without_mark(file.readline(), path)
+        while first and not first.strip():
+            first = file.readline()
+        return isinstance(_json_line(first), dict) and bool(file.readline().strip())
 
 
 def _holds_objects(value: Any) -> bool:
@@ -308,12 +341,12 @@ _READERS: dict[str, Reader] = {
 
 
 def cell_text(value: Any) -> str | BadRow:
-    """The text of a cell: missing is empty, a number or truth value is written out.
+    """The text of a cell: missing (or NaN) is empty, a number or truth value is written out.
 
     A list of texts (several reference lines) is joined by newlines.
     """
-    if value is None:
-        return ""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""  # NaN is what parquet files have for missing
     if isinstance(value, list):
         parts = [cell_text(part) for part in value if not isinstance(part, list)]
         if len(parts) < len(value) or any(isinstance(part, BadRow) for part in parts):

@@ -11,11 +11,14 @@ import hashlib
 import json
 import os
 import tempfile
+from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
+
+import numpy as np
 
 from t5_fsdp.config import DataConfig, mixture_part
 from t5_fsdp.data import hub, wikihow
@@ -218,12 +221,9 @@ def _add_part(digest: Any, data: DataConfig, splits: tuple[str, ...]) -> None:
         options["wikihow"] = [data.wikihow_version, data.wikihow_rules]
     digest.update(json.dumps(options, sort_keys=True).encode())
     if data.source in ("hub", "saved"):
-        files = {
-            split: list(map(Path, found))
-            for split, found in hub.content_files(data, splits).items()
-        }
-    else:
-        files = _files(data)
+        digest.update(hub.content_digest(data, splits).encode())
+        return
+    files = _files(data)
     for split, paths in files.items():
         for path in paths if split in (*splits, "all") else []:
             # A WikiHow list counts by its role; elsewhere only the format of a name matters.
@@ -281,6 +281,7 @@ def load_splits(data: DataConfig, work_dir: Path, splits: tuple[str, ...] = SPLI
         for number, part in enumerate(parts):
             collector.begin(number, part.data)
             _read_part(part.data, collector)
+            collector.end(part.name if len(parts) > 1 else None)
     finally:
         collector.close()
     must_have = {split for part in parts for split in _must_have_rows(part.data)} & set(splits)
@@ -330,13 +331,30 @@ def _read_table(
         count += 1
         if isinstance(row, dict) and row.keys() - seen.keys():
             seen.update(dict.fromkeys(row))
+            if not has_free_columns(place):
+                check_columns(place, seen, columns)
         collector.take(split, place, number, row, columns)
     if count == 0:
         raise UserError(f"{place} has no rows; give a file with rows or leave it out")
+    check_columns(place, seen, columns)
+
+
+def has_free_columns(place: str) -> bool:
+    """Whether a later row may have other columns than the first: objects in JSON."""
+    return format_of(Path(place)) in (".json", ".jsonl")
+
+
+def check_columns(place: str, seen: Iterable[str], columns: tuple[str, str]) -> None:
+    """Refuse data without one of the two columns, once any row was seen.
+
+    Raises:
+        UserError: naming the columns that are there.
+    """
+    names = list(seen)
     for option, name in zip(("document_column", "summary_column"), columns, strict=True):
-        if seen and name not in seen:
+        if names and name not in names:
             raise UserError(
-                f"{place} has no column {name!r} (it has: {', '.join(seen)}); "
+                f"{place} has no column {name!r} (it has: {', '.join(names)}); "
                 f"set data.{option} to one of them"
             )
 
@@ -433,9 +451,9 @@ class _SplitWriter:
     usable: int = 0
     kept: int = 0
     kept_of_part: int = 0
-    ids_usable: bool = True
+    has_every_id: bool = True
     dropped: Counter[str] = field(default_factory=Counter)
-    _seen_ids: set[str] = field(default_factory=set)
+    _id_hashes: array[int] = field(default_factory=lambda: array("q"))
     _rows: list[tuple[str, str, str, str, int]] = field(default_factory=list)
     _stream: pyarrow.ipc.RecordBatchStreamWriter | None = None
 
@@ -450,11 +468,11 @@ class _SplitWriter:
             return
         self.kept += 1
         self.kept_of_part += 1
-        if not identifier or identifier in self._seen_ids:
-            self.ids_usable = False
-            self._seen_ids.clear()
-        elif self.ids_usable:
-            self._seen_ids.add(identifier)
+        if not identifier:
+            self.has_every_id = False
+        elif self.has_every_id:
+            # Eight bytes an id: the texts would take a gigabyte for ten million.
+            self._id_hashes.append(hash(identifier))
         self._rows.append((identifier or "", str(self.read - 1), document, summary, part))
         if len(self._rows) == _ROWS_A_BATCH:
             self._flush()
@@ -478,6 +496,14 @@ class _SplitWriter:
             self._flush()
         if self._stream is not None:
             self._stream.close()
+
+    @property
+    def ids_usable(self) -> bool:
+        """Whether every kept row has an id and no two are equal."""
+        if not self.has_every_id:
+            return False
+        hashes = np.frombuffer(self._id_hashes, np.int64) if self._id_hashes else np.empty(0)
+        return len(np.unique(hashes)) == len(hashes)
 
     def dataset(self) -> datasets.Dataset:
         """The rows written, once closed."""
@@ -509,6 +535,19 @@ class _Collector:
         for split, writer in self.writers.items():
             writer.limit, writer.kept_of_part = _limit(data, split), 0
 
+    def end(self, name: str | None) -> None:
+        """The rows of a source are read; `name` is that of a mixture's.
+
+        Raises:
+            UserError: a mixture's source has no usable training row.
+        """
+        train = self.writers.get("train")
+        if name is not None and train is not None and train.kept_of_part == 0:
+            raise UserError(
+                f"data.mixture, {name}: no usable rows in its training split; check its files and "
+                "columns, or leave it out"
+            )
+
     def take(
         self, split: str, place: str, number: int, row: Row | BadRow, columns: tuple[str, str]
     ) -> None:
@@ -523,7 +562,8 @@ class _Collector:
         if isinstance(pair, BadRow):
             if not self._tolerant:
                 raise malformed(place, number, pair)
-            self._malformed.append(f"{place}, row {number}: {pair.reason}")
+            if len(self._malformed) < _SHOWN_MALFORMED:
+                self._malformed.append(f"{place}, row {number}: {pair.reason}")
             self.drop(split, place, number, MALFORMED)
         elif reason := empty_reason(*pair):
             self.drop(split, place, number, reason)
@@ -578,8 +618,8 @@ class _Collector:
                 )
             if not writer.ids_usable:
                 self.notes.append(f"{split}: no id of its own for every row; ids are row numbers")
-        for text in self._malformed[:_SHOWN_MALFORMED]:
+        for text in self._malformed:
             self.notes.append(f"left out: {text}")
-        if len(self._malformed) > _SHOWN_MALFORMED:
-            more = len(self._malformed) - _SHOWN_MALFORMED
+        more = self._dropped[MALFORMED] - len(self._malformed)
+        if more > 0:
             self.notes.append(f"left out: {more:,} more malformed rows")

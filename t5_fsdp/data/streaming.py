@@ -22,7 +22,15 @@ from t5_fsdp.config import DataConfig
 from t5_fsdp.data import hub
 from t5_fsdp.data.batching import MicroBatch, SpecialIds, StepBatch, collate, divide_batch
 from t5_fsdp.data.readers import BadRow, Row, read_rows
-from t5_fsdp.data.sources import columns_of, empty_reason, malformed, pair_of, split_files
+from t5_fsdp.data.sources import (
+    check_columns,
+    columns_of,
+    empty_reason,
+    has_free_columns,
+    malformed,
+    pair_of,
+    split_files,
+)
 from t5_fsdp.data.tokenization import Encoder, newline_id, with_prefix
 from t5_fsdp.distributed import World
 from t5_fsdp.errors import UserError
@@ -61,8 +69,10 @@ def read_pairs(data: DataConfig) -> Iterator[Pair]:
         names: set[str] = set()
         for number, row in rows:
             pair = row if isinstance(row, BadRow) else pair_of(row, columns)
-            if isinstance(row, dict):
+            if isinstance(row, dict) and row.keys() - names:
                 names |= row.keys()
+                if not has_free_columns(place):
+                    check_columns(place, sorted(names), columns)
             if isinstance(pair, BadRow):
                 if data.on_bad_row == "strict":
                     raise malformed(place, number, pair)
@@ -71,12 +81,7 @@ def read_pairs(data: DataConfig) -> Iterator[Pair]:
                 yield pair
                 if usable == data.max_train_examples:
                     return
-        for option, name in zip(("document_column", "summary_column"), columns, strict=True):
-            if names and name not in names:
-                raise UserError(
-                    f"{place} has no column {name!r} (it has: {', '.join(sorted(names))}); set "
-                    f"data.{option} to one of them"
-                )
+        check_columns(place, sorted(names), columns)
     if not usable:
         raise UserError("the train split has no usable rows; check data.source and its files")
 
@@ -107,7 +112,8 @@ def stream_digest(data: DataConfig) -> str:
         UserError: as `read_pairs`.
     """
     options = [data.source, columns_of(data), data.prefix, data.max_source_tokens,
-               data.max_target_tokens, data.keep_newlines]  # fmt: skip
+               data.max_target_tokens, data.keep_newlines, data.shuffle_buffer,
+               data.max_train_examples, data.on_bad_row]  # fmt: skip
     digest = hashlib.blake2b(json.dumps(options).encode(), digest_size=32)
     for document, summary in itertools.islice(read_pairs(data), _DIGEST_ROWS):
         digest.update(json.dumps([document, summary]).encode())
@@ -119,7 +125,7 @@ class _Local:
     """This rank's part of one step, before the ranks have agreed."""
 
     epoch: int
-    batch: int
+    next_row: int
     num_examples: int
     micro_batches: list[MicroBatch]
     source_tokens: int
@@ -135,7 +141,7 @@ class StreamBatches:
         tokenizer: the model's.
         special: ids for padding and for the decoder's start.
         world: all ranks; they agree on each step's micro-batches and tokens.
-        epoch, batch: where the next step begins: finished passes, and batches of this one.
+        epoch, row: where the next step begins: finished passes, and examples of this one.
         examples_seen: before that.
     """
 
@@ -153,14 +159,14 @@ class StreamBatches:
         micro_batch_tokens: int,
         seed: int,
         epoch: int = 0,
-        batch: int = 0,
+        row: int = 0,
         examples_seen: int = 0,
     ) -> None:
         self._data, self._special, self._world = data, special, world
         self._encoder = Encoder(tokenizer, newline_id(tokenizer, data.keep_newlines))
         self._global_batch_size, self._limit = global_batch_size, micro_batch_tokens
         self._seed = seed
-        self._start = (epoch, batch)
+        self._start = (epoch, row)
         self._seen = examples_seen
 
     def iterate(self, first_step: int, last_step: int) -> Iterator[StepBatch]:
@@ -197,7 +203,7 @@ class StreamBatches:
             source_tokens=int(source),
             target_tokens=int(target),
             padded_tokens=int(padded),
-            place={"epoch": mine.epoch, "batch": mine.batch + 1, "examples_seen": self._seen},
+            place={"epoch": mine.epoch, "row": mine.next_row, "examples_seen": self._seen},
         )
 
     def _locals(self, step: int) -> Iterator[_Local]:
@@ -205,15 +211,15 @@ class StreamBatches:
         while True:
             rng = numpy_generator(self._seed, "stream order", epoch)
             pairs = shuffled(read_pairs(self._data), self._data.shuffle_buffer, rng)
-            for _ in itertools.islice(pairs, skipped * self._global_batch_size):
+            for _ in itertools.islice(pairs, skipped):
                 pass
-            number = skipped
+            row = skipped
             while batch := list(itertools.islice(pairs, self._global_batch_size)):
-                yield self._local(epoch, number, batch, step)
-                number, step = number + 1, step + 1
+                row, step = row + len(batch), step + 1
+                yield self._local(epoch, row, batch, step)
             epoch, skipped = epoch + 1, 0
 
-    def _local(self, epoch: int, number: int, batch: list[Pair], step: int) -> _Local:
+    def _local(self, epoch: int, next_row: int, batch: list[Pair], step: int) -> _Local:
         world_size = self._world.world_size
         # The first example of a batch goes to another rank each step.
         mine = batch[(self._world.rank + step) % world_size :: world_size]
@@ -235,7 +241,7 @@ class StreamBatches:
         ]
         return _Local(
             epoch=epoch,
-            batch=number,
+            next_row=next_row,
             num_examples=len(batch),
             micro_batches=micro_batches,
             source_tokens=sum(map(len, sources)),

@@ -249,8 +249,9 @@ def serialized(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def with_prefix(document: str, prefix: str) -> str:
-    """The document with the prefix before it, once."""
-    return document if document.startswith(prefix) else prefix + document
+    """The document with the prefix before it, once; white space before it does not count."""
+    stripped = document.lstrip()
+    return stripped if prefix and stripped.startswith(prefix) else prefix + document
 
 
 def newline_id(tokenizer: PreTrainedTokenizerBase, keep_newlines: bool) -> int | None:

@@ -69,7 +69,7 @@ def read_rows(
         UserError: as `csv_records`, or for another header.
     """
     columns = COLUMNS[version]
-    records = csv_records(path)
+    records = csv_records(path, strict=False)
     _, header = next(records, (1, []))
     if isinstance(header, BadRow) or sorted(header) != sorted(columns):
         found = "damaged" if isinstance(header, BadRow) else repr(",".join(header))

@@ -47,6 +47,13 @@ def mesh_problems(options: ParallelConfig, world: World) -> list[str]:
             problems.append(
                 f"{name}: one replica is parallel.sharding: full_shard; use that, or give more"
             )
+    if options.engine == "fsdp1" and options.cpu_offload and world.device.type == "cpu":
+        problems.append(
+            "parallel.cpu_offload cannot run with parallel.engine: fsdp1 without a GPU; use fsdp2, "
+            "or set it to false"
+        )
+    if options.sharding == "hybrid_shard" and not problems:
+        size //= num_replicas(options, world)
     reshard = options.reshard_after_forward
     if (
         isinstance(reshard, int)
@@ -54,7 +61,7 @@ def mesh_problems(options: ParallelConfig, world: World) -> list[str]:
         and (reshard < 2 or reshard >= size or size % reshard)
     ):
         problems.append(
-            f"parallel.reshard_after_forward {reshard} is no divisor of the {size} ranks between 1 "
-            "and all of them; give one, or true or false"
+            f"parallel.reshard_after_forward {reshard} is no divisor of the {size} ranks that "
+            "share a copy, between 1 and all of them; give one, or true or false"
         )
     return problems

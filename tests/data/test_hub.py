@@ -86,6 +86,7 @@ def test_the_fingerprint_of_a_saved_dataset_is_of_its_content(saved: Path, tmp_p
     copy = tmp_path / "copy"
     datasets.load_from_disk(str(saved)).save_to_disk(copy)
     data.dataset = str(copy)
+    assert source_fingerprint(data) == first
     other = datasets.Dataset.from_list([*ROWS[:2], {"article": "x", "highlights": "y"}])
     other.save_to_disk(tmp_path / "other")
     changed = DataConfig(source="saved", dataset=str(tmp_path / "other"), **COLUMNS)
@@ -133,3 +134,30 @@ def test_a_preset_yields_to_what_the_user_says_and_wikihow_is_its_own_source() -
     )
     data = normalize(Config(data=DataConfig(dataset="wikihow"))).data
     assert (data.source, data.dataset) == ("wikihow", None)
+
+
+def test_streaming_does_not_load_the_training_split(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[tuple[Any, bool]] = []
+    load_dataset = datasets.load_dataset
+
+    def watched(*args: Any, split: Any = None, streaming: bool = False) -> Any:
+        loaded.append((split, streaming))
+        return load_dataset(*args, split=split, streaming=streaming)
+
+    monkeypatch.setattr(datasets, "load_dataset", watched)
+    data = DataConfig(source="hub", dataset=str(repository), streaming=True, **COLUMNS)
+    held_out = ("validation", "test")
+    source_fingerprint(data, held_out)
+    found = documents(load_splits(data, tmp_path / "work", held_out))
+    assert found == {k: v for k, v in EXPECTED.items() if k != "train"}
+    assert set(loaded) == {("validation", True), ("test", True)}
+
+
+@pytest.mark.parametrize("layout", ["numpy", "arrow", "pandas"])
+def test_a_saved_dataset_with_a_format_gives_plain_rows(tmp_path: Path, layout: str) -> None:
+    rows = [{"document": "d", "summary": ["x", "y"]}]
+    datasets.Dataset.from_list(rows).with_format(layout).save_to_disk(tmp_path / "one")
+    data = DataConfig(source="saved", dataset=str(tmp_path / "one"))
+    assert load_splits(data, tmp_path / "work").splits["train"]["summary"][:] == ["x\ny"]

@@ -133,6 +133,16 @@ def test_missing_files_name_their_source() -> None:
     assert "data.mixture, mine" in problem and "/no/such.csv" in problem
 
 
+def test_a_source_without_usable_rows_is_named(mixture: DataConfig, tmp_path: Path) -> None:
+    from t5_fsdp.data.sources import load_splits
+    from t5_fsdp.errors import UserError
+
+    path = Path(mixture.mixture[1]["train_files"])
+    path.write_text('{"text": "a", "short": ""}\n')
+    with pytest.raises(UserError, match=r"data\.mixture, chats: no usable rows"):
+        load_splits(mixture, tmp_path / "work")
+
+
 def test_training_on_a_mixture_draws_by_weight(pools: Any, corpus: Path, tmp_path: Path) -> None:
     from tests.conftest import make_pairs, read_metrics, tiny_options, write_jsonl
 

@@ -69,6 +69,8 @@ def test_the_prefix_is_never_doubled_and_never_cut(tokenizer: Any) -> None:
         encode_sources(tokenizer, [text], "summarize: ", 64)
         for text in ("rinse rice.", "summarize: rinse rice.")
     )
+    [spaced] = encode_sources(tokenizer, ["\n summarize: rinse rice."], "summarize: ", 64)
+    assert spaced.tolist() == once.tolist()
     assert once.tolist() == twice.tolist() == tokenizer("summarize: rinse rice.")["input_ids"]
     prefix = tokenizer("summarize: ", add_special_tokens=False)["input_ids"]
     [cut] = encode_sources(tokenizer, ["rinse rice. " * 50], "summarize: ", len(prefix) + 4)

@@ -138,6 +138,8 @@ def test_tolerant_keeps_the_sound_rows_and_counts_the_others(
     ("name", "content", "words"),
     [
         ("a.csv", b'document,summary\na,b\nc,"d\ne,f\n', ["row 3", "never closed", "line 3"]),
+        ("a.csv", b'document,summary\na,"open\nb,c\nd,"e"\n', ["row 2", "line 2", "line 4"]),
+        ("a.csv", b"document,summary\ra,b\r", ["carriage return", "LF"]),
         ("a.csv", b"\xff\xfed\x00o\x00", ["UTF-16"]),
         ("a.jsonl", b"\xff\xfe{\x00", ["UTF-16"]),
         ("a.parquet", b"PAR1", ["Parquet"]),
@@ -153,6 +155,32 @@ def test_what_swallows_the_rest_is_an_error_always(
         load(tmp_path, path, on_bad_row=on_bad_row)
     [message] = error.value.problems
     assert all(word in message for word in (str(path), *words)), message
+
+
+@pytest.mark.parametrize("place", range(1, 7))
+def test_one_stray_quote_never_swallows_a_row_in_silence(tmp_path: Path, place: int) -> None:
+    lines = ["document,summary", *(f'"doc, {i}","sum {i}"' for i in range(1, 7))]
+    for stray in ('"', 'x"', '"x', ' "'):
+        for damaged in (stray + lines[place], lines[place] + stray, lines[place][:-1]):
+            path = tmp_path / "a.csv"
+            content = [*lines[:place], damaged, *lines[place + 1 :]]
+            path.write_text("\n".join(content) + "\n")
+            try:
+                loaded = load(tmp_path, path, on_bad_row="tolerant")
+            except UserError:
+                continue
+            kept = documents(loaded)
+            others = [f"doc, {i}" for i in range(1, 7) if i != place]
+            assert [text for text in kept if text in others] == others
+            assert len(kept) + sum(loaded.audit["dropped"].values()) == 6
+
+
+def test_missing_numbers_are_empty_cells(tmp_path: Path) -> None:
+    table = pa.table({"document": ["a", "b"], "summary": [float("nan"), 1.5]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    loaded = load(tmp_path, tmp_path / "a.parquet")
+    assert loaded.splits["train"]["summary"][:] == ["1.5"]
+    assert loaded.audit["dropped"] == {"empty summary": 1}
 
 
 def test_formats_by_name() -> None:

@@ -40,6 +40,12 @@ def rows() -> list[tuple[list[int], list[int]]]:
     return [(ids(s), ids(t)) for s, t in lengths * NUM_STEPS]
 
 
+def batch_of(step: int) -> list[tuple[list[int], list[int]]]:
+    """The rows of a step; after `NUM_STEPS` they come again."""
+    start = step % NUM_STEPS * ROWS
+    return rows()[start : start + ROWS]
+
+
 def make_optimizer(model: torch.nn.Module, name: str) -> torch.optim.Optimizer:
     from t5_fsdp.training import optimizer
 
@@ -49,7 +55,9 @@ def make_optimizer(model: torch.nn.Module, name: str) -> torch.optim.Optimizer:
 
 
 @functools.cache
-def plain(own_head: bool, optimizer_name: str) -> tuple[list[float], list[float], dict[str, Any]]:
+def plain(
+    own_head: bool, optimizer_name: str, num_steps: int = NUM_STEPS
+) -> tuple[list[float], list[float], dict[str, Any]]:
     """The same steps with transformers and torch alone, one row at a time."""
     from transformers import T5ForConditionalGeneration
 
@@ -63,8 +71,8 @@ def plain(own_head: bool, optimizer_name: str) -> tuple[list[float], list[float]
     model.load_state_dict(weights, strict=False)
     optimizer = make_optimizer(model, optimizer_name)
     losses, norms = [], []
-    for step in range(NUM_STEPS):
-        batch = rows()[step * ROWS : (step + 1) * ROWS]
+    for step in range(num_steps):
+        batch = batch_of(step)
         tokens = sum(len(target) for _, target in batch)
         optimizer.zero_grad()
         total = torch.zeros(())
@@ -79,7 +87,7 @@ def plain(own_head: bool, optimizer_name: str) -> tuple[list[float], list[float]
 
 
 def train(
-    parallel: dict[str, Any], own_head: bool, optimizer_name: str
+    parallel: dict[str, Any], own_head: bool, optimizer_name: str, num_steps: int = NUM_STEPS
 ) -> tuple[list[float], list[float], dict[str, torch.Tensor], dict[str, int]]:
     """On a rank of the pool: the same steps through an engine, in two micro-batches a rank."""
     import numpy as np
@@ -97,8 +105,8 @@ def train(
         optimizer = make_optimizer(engine.model, optimizer_name)
         check_optimizer(optimizer, engine.model)
         losses, norms = [], []
-        for step in range(NUM_STEPS):
-            batch = rows()[step * ROWS : (step + 1) * ROWS]
+        for step in range(num_steps):
+            batch = batch_of(step)
             tokens = sum(len(target) for _, target in batch)
             mine = batch[world.rank :: world.world_size]
             total = 0.0
@@ -281,7 +289,62 @@ def test_bytes_of_a_rank_are_its_share(
 
 def test_bf16_stays_near_float32(pools: Any) -> None:
     for engine in ("fsdp2", "fsdp1", "ddp"):
-        losses, _, _ = plain(False, "adamw")
-        [found, _] = pools(2).run(train, {"engine": engine, "param_dtype": "bf16"}, False, "adamw")
+        losses, _, _ = plain(False, "sgd", 50)
+        options = {"engine": engine, "param_dtype": "bf16"}
+        [found, _] = pools(2).run(train, options, False, "sgd", 50)
         assert found[0] == pytest.approx(losses, rel=0.02)
+        assert losses[-1] < 0.9 * losses[0]
         assert not math.isclose(found[0][-1], losses[-1], rel_tol=1e-6)
+
+
+FOUR = [(9, 1), (20, 17), (4, 3), (15, 8)]  # source and target tokens of four rows
+
+
+def gradient(per_micro_batch: int) -> dict[str, torch.Tensor]:
+    """On a rank of the pool: the gradient of four rows, so many at a time on each rank."""
+    import numpy as np
+    from torch.distributed.tensor import DTensor
+
+    from t5_fsdp.data.batching import SpecialIds, collate
+    from t5_fsdp.model.build import build_on_meta, draw_weights
+    from t5_fsdp.model.loss import summed_cross_entropy
+    from t5_fsdp.parallel.common import clean_name
+    from t5_fsdp.parallel.engine import parallelize
+
+    generator = torch.Generator().manual_seed(5)
+
+    def ids(length: int) -> Any:
+        return np.array(torch.randint(2, VOCAB, (length,), generator=generator).tolist())
+
+    four = [(ids(source), ids(target)) for source, target in FOUR]
+    described = spec(False)
+    with joined_world() as world:
+        engine = parallelize(build_on_meta(described), ParallelConfig(param_dtype="fp32"), world)
+        engine.load_full(draw_weights(described, seed=1) if world.is_main else {})
+        mine = four[world.rank :: world.world_size]
+        parts = [mine[i : i + per_micro_batch] for i in range(0, len(mine), per_micro_batch)]
+        for number, part in enumerate(parts):
+            micro = collate([s for s, _ in part], [t for _, t in part], SpecialIds(0, 0))
+            with engine.micro_batch(is_last=number == len(parts) - 1):
+                logits = engine.model(
+                    input_ids=micro.input_ids,
+                    attention_mask=micro.attention_mask,
+                    decoder_input_ids=micro.decoder_input_ids,
+                    use_cache=False,
+                ).logits
+                loss = summed_cross_entropy(logits, micro.labels)
+                engine.backward(loss / sum(target for _, target in FOUR))
+        found = {}
+        for name, parameter in engine.model.named_parameters():
+            assert isinstance(parameter.grad, DTensor)
+            found[clean_name(name)] = parameter.grad.full_tensor().clone()
+        del engine
+    return found
+
+
+def test_four_rows_have_one_gradient_however_they_are_dealt(pools: Any) -> None:
+    whole = pools(1).run(gradient, 4)[0]
+    for world_size, per_micro_batch in ((1, 1), (2, 2), (2, 1), (4, 1)):
+        for found in pools(world_size).run(gradient, per_micro_batch):
+            for name, expected in whole.items():
+                torch.testing.assert_close(found[name], expected, rtol=1e-4, atol=1e-6)

@@ -105,58 +105,73 @@ def find_start(
     if problems := mesh_problems(config.parallel, world):
         raise UserError(*problems)
     tokenizer = load_tokenizer(str(prepared.tokenizer_directory))
+    hashes = _Hashes(_data_hash(config, prepared), tokenizer_digest(tokenizer))
+    _check_same_everywhere(world, hashes)
     old = None if resume is None else read_state(resume)
-    data_hash = _data_hash(config, prepared)
-    _check_same_everywhere(world, data_hash, tokenizer_digest(tokenizer))
     reader: ReadWeights | None = None
     if resume is None or old is None:
         spec, reader = choose_model(config, tokenizer)
     else:
-        _compare_data(old, data_hash, tokenizer_digest(tokenizer), resume)
+        _compare_data(old, hashes, resume)
         spec = _resumed_spec(config, tokenizer, old, resume)
     check_model(spec, config.model.attention)
-    special = SpecialIds(tokenizer.pad_token_id, spec.config.decoder_start_token_id)
     validation = prepared.split("validation")
     if validation is not None:
         check_longest(validation, config.train.micro_batch_tokens, "validation")
+    special = SpecialIds(tokenizer.pad_token_id, spec.config.decoder_start_token_id)
+    batches: Batches
     if config.data.streaming:
-        place = old.place if old else {}
-        batches: Batches = _stream(config, world, tokenizer, special, place)
+        batches = _stream(config, world, tokenizer, special, old.place if old else {})
     else:
         batches = _batches(config, world, prepared, special)
-    plan = {
-        "seed": config.seed,
-        "global_batch_size": config.train.global_batch_size,
-        "batching": config.train.batching,
-        "mixture weights": [entry.get("weight") for entry in config.data.mixture],
-    }
+    state = _state(config, spec, hashes, prepared, old)
     return StartingPoint(
         resume=resume,
         tokenizer=tokenizer,
         special=special,
         spec=spec,
         batches=batches,
-        state=RunState(
-            step=old.step if old else 0,
-            model=spec.to_json(),
-            data_hash=data_hash,
-            tokenizer_hash=tokenizer_digest(tokenizer),
-            plan=plan,
-            window=old.window if old else {},
-            scores=old.scores if old else {},
-            versions=run_folder.library_versions(),
-            prepared=str(prepared.directory),
-            branched_from=_branch(config, old),
-            place=old.place if old else {},
-        ),
+        state=state,
         last_step=total_steps(batches.steps_per_epoch, config.train),
         warnings=[
-            *_plan_warnings(old.plan if old else plan, plan),
+            *_plan_warnings(old.plan if old else {}, state.plan),
             *_length_warnings(config, batches),
         ],
         weights={},
         read_weights=reader,
         has_validation=validation is not None,
+    )
+
+
+@dataclass(frozen=True)
+class _Hashes:
+    """What a resume, and every rank, has to have the same: training data and vocabulary."""
+
+    data: str
+    tokenizer: str
+
+
+def _state(
+    config: Config, spec: ModelSpec, hashes: _Hashes, prepared: PreparedData, old: RunState | None
+) -> RunState:
+    """What the next checkpoint is written from: as the old one says, under today's options."""
+    return RunState(
+        step=old.step if old else 0,
+        model=spec.to_json(),
+        data_hash=hashes.data,
+        tokenizer_hash=hashes.tokenizer,
+        plan={
+            "seed": config.seed,
+            "global_batch_size": config.train.global_batch_size,
+            "batching": config.train.batching,
+            "mixture weights": [entry.get("weight") for entry in config.data.mixture],
+        },
+        window=old.window if old else {},
+        scores=old.scores if old else {},
+        versions=run_folder.library_versions(),
+        prepared=str(prepared.directory),
+        branched_from=_branch(config, old),
+        place=old.place if old else {},
     )
 
 
@@ -202,7 +217,7 @@ def _check_same_shape(stored: ModelSpec, asked: ModelSpec, holder: str) -> None:
         )
 
 
-def _check_same_everywhere(world: World, *hashes: str) -> None:
+def _check_same_everywhere(world: World, hashes: _Hashes) -> None:
     """Raises UserError when this rank's node has prepared other data than rank 0."""
     if world.on_rank_zero(lambda: hashes) != hashes:
         raise UserError(
@@ -280,18 +295,18 @@ def _resumed_spec(
     return asked
 
 
-def _compare_data(old: RunState, data_hash: str, tokenizer_hash: str, folder: Path) -> None:
+def _compare_data(old: RunState, hashes: _Hashes, folder: Path) -> None:
     """Raises UserError when the checkpoint was trained on other data or with another tokenizer."""
-    if old.tokenizer_hash != tokenizer_hash:
+    if old.tokenizer_hash != hashes.tokenizer:
         raise UserError(
             f"{folder} was trained with another tokenizer ({old.tokenizer_hash[:12]}, now "
-            f"{tokenizer_hash[:12]}; one that is learned follows the training data); use that one "
-            "and that data, or give another run_dir"
+            f"{hashes.tokenizer[:12]}; one that is learned follows the training data); use that "
+            "one and that data, or give another run_dir"
         )
-    if old.data_hash != data_hash:
+    if old.data_hash != hashes.data:
         raise UserError(
             f"{folder} was trained on other training data (content {old.data_hash[:12]}, now "
-            f"{data_hash[:12]}); restore the data, its limits and prefix, or "
+            f"{hashes.data[:12]}); restore the data, its limits and prefix, or "
             "give another run_dir"
         )
 

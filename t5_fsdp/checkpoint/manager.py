@@ -305,15 +305,33 @@ class CheckpointManager:
         """
         began = time.perf_counter()
         folder = self.path(state.step)
+        try:
+            size = self._write(folder, model, optimizer, state, config_yaml, tokenizer_dir)
+        except UserError:
+            # It is no checkpoint; what it takes may be what the disk lacks for saying so.
+            if self._world.is_main:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+        self._on_main(lambda: self.prune(state))
+        seconds = time.perf_counter() - began
+        return {"blocked_seconds": seconds, "total_seconds": seconds, "bytes": size}
+
+    def _write(
+        self,
+        folder: Path,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        state: RunState,
+        config_yaml: str,
+        tokenizer_dir: Path,
+    ) -> int:
+        """All files, COMPLETE last; their bytes together."""
         self._on_main(lambda: _make_room(folder))
         try:
             dcp.save(_tensors(model, optimizer), checkpoint_id=folder)
         except (Exception, CheckpointException) as error:
             raise _save_error(folder, error) from error
-        size = self._on_main(lambda: self._finish(folder, state, config_yaml, tokenizer_dir))
-        self._on_main(lambda: self.prune(state))
-        seconds = time.perf_counter() - began
-        return {"blocked_seconds": seconds, "total_seconds": seconds, "bytes": size}
+        return self._on_main(lambda: self._finish(folder, state, config_yaml, tokenizer_dir))
 
     def _on_main(self, work: Any) -> Any:
         return self._world.on_rank_zero(work)

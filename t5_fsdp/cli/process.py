@@ -6,6 +6,7 @@ import contextlib
 import errno
 import gc
 import os
+import shutil
 import sys
 import time
 import traceback
@@ -143,6 +144,8 @@ _FILE_ERRORS = {
 
 
 def _as_user_error(error: BaseException) -> BaseException:
+    if isinstance(error, shutil.Error):  # of copying a folder: a list of (from, to, why)
+        return UserError(f"a folder can't be copied ({str(error)[:300]}); make room for it")
     if not isinstance(error, OSError) or error.errno not in _FILE_ERRORS:
         return error
     what = error.filename or "a file"

@@ -196,14 +196,15 @@ def _open_run_folder(
 
     run_dir = Path(config.run_dir)
     session.console.open_log(run_dir / "log.txt")
-    if world.is_main:
-        run_folder.write_run_files(
+    world.on_rank_zero(
+        lambda: run_folder.write_run_files(
             run_dir,
             dump_yaml(config),
             run_folder.describe_environment(world.world_size, _device_name(world)),
             prepared.audit,
             prepared.tokenizer_directory,
         )
+    )
 
     def last_checkpoint() -> Path | None:
         return next(reversed(complete_checkpoints(run_dir)), None)

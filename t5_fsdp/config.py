@@ -148,6 +148,8 @@ class ParallelConfig:
     but no unsharded float32 gradients in memory between micro-batches (large models)."""
     compile: bool = False
     """torch.compile the T5 blocks."""
+    explain: bool = False
+    """Say which units the model is sharded by: parameters, and bytes of them on a rank."""
 
 
 @dataclass

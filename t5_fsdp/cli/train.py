@@ -72,7 +72,9 @@ def _check(config: Config, session: Session, world: World) -> None:
     start = find_start(config, world, prepared, resume)
     for warning in start.warnings:
         session.console.warn(warning)
-    count = num_parameters(build_on_meta(start.spec))
+    model = build_on_meta(start.spec)
+    _explain(model, config, session, world)
+    count = num_parameters(model)
     session.console.say(
         f"the configuration is sound: {count:,} parameters, {_describe_size(start)}, "
         f"{start.last_step:,} in all; "
@@ -224,6 +226,14 @@ def _describe_size(start: StartingPoint) -> str:
     return f"{examples:,} training examples, {steps:,} steps an epoch"
 
 
+def _explain(model: Any, config: Config, session: Session, world: World) -> None:
+    if config.parallel.explain:
+        from t5_fsdp.parallel.mesh import num_shards
+        from t5_fsdp.parallel.wrapping import describe_units
+
+        session.console.say(describe_units(model, num_shards(config.parallel, world)))
+
+
 def _build_engine(start: StartingPoint, config: Config, session: Session, world: World) -> Engine:
     from t5_fsdp.model.build import build_on_meta, num_parameters
     from t5_fsdp.parallel.engine import parallelize
@@ -234,6 +244,7 @@ def _build_engine(start: StartingPoint, config: Config, session: Session, world:
         f"{config.parallel.engine} {config.parallel.param_dtype}, "
         f"attention {config.model.attention}"
     )
+    _explain(model, config, session, world)
     engine = parallelize(model, config.parallel, world)
     if start.resume is None:
         engine.load_full(start.weights)

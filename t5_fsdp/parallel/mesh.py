@@ -15,6 +15,15 @@ def num_replicas(options: ParallelConfig, world: World) -> int:
     return max(1, world.world_size // world.launch.local_world_size)
 
 
+def num_shards(options: ParallelConfig, world: World) -> int:
+    """Ranks that share one copy of the model."""
+    if options.engine == "ddp" or options.sharding == "no_shard":
+        return 1
+    if options.sharding == "hybrid_shard":
+        return world.world_size // num_replicas(options, world)
+    return world.world_size
+
+
 def shard_mesh(world: World) -> DeviceMesh:
     """All ranks in one dimension."""
     return init_device_mesh(world.device.type, (world.world_size,), mesh_dim_names=("shard",))

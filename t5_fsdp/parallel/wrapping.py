@@ -28,6 +28,26 @@ def block_classes(model: nn.Module) -> set[type[nn.Module]]:
     return classes
 
 
+def describe_units(model: nn.Module, num_shards: int) -> str:
+    """A table of the units of sharding: parameters, and float32 bytes of them on a rank.
+
+    Args:
+        model: not yet sharded, e.g. on the meta device.
+        num_shards: ranks that share a copy.
+    """
+    counts = {
+        name: sum(parameter.numel() for parameter in unit.parameters())
+        for name, unit in select_units(model, wrap_policy(model))
+    }
+    whole = sum(parameter.numel() for parameter in model.parameters())
+    counts["(root)"] = whole - sum(counts.values())
+    width = max(map(len, counts))
+    lines = [f"{'unit':<{width}}{'parameters':>16}{'bytes a rank':>16}"]
+    for name, count in [*counts.items(), ("all", whole)]:
+        lines.append(f"{name:<{width}}{count:>16,}{-(-4 * count // num_shards):>16,}")
+    return "\n".join(lines)
+
+
 def wrap_policy(model: nn.Module) -> Callable[..., bool]:
     """FSDP's transformer auto-wrap policy over the model's blocks.
 

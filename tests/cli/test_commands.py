@@ -163,9 +163,10 @@ def test_check_writes_nothing_and_says_what_would_be_trained(
     pools: Any, corpus: Path, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
-    code, out, err = pools(2).command("train", [*tiny_options(corpus, run_dir), "--check", "true"])
+    code, out, err = pools(2).command("train", [*tiny_options(corpus, run_dir), "--check", "true",
+                                              "--parallel.explain", "true"])  # fmt: skip
     assert code == 0, err
-    for words in ("the configuration is sound", "60 training examples", "10 in all"):
+    for words in ("the configuration is sound", "60 training examples", "10 in all", "(root)"):
         assert words in out
     assert not run_dir.exists()
 

@@ -253,6 +253,23 @@ def test_the_blocks_that_are_recomputed() -> None:
     assert chosen_blocks(activation_checkpointing="selective") == everything
 
 
+def test_the_units_of_sharding_are_told() -> None:
+    from t5_fsdp.model.build import build_on_meta, num_parameters
+    from t5_fsdp.parallel.wrapping import describe_units
+
+    model = build_on_meta(spec(True))
+    header, *lines = describe_units(model, 4).splitlines()
+    assert header.split() == ["unit", "parameters", "bytes", "a", "rank"]
+    names, counts, sizes = zip(*(line.split() for line in lines), strict=True)
+    blocks = [f"{stack}.block.{i}" for stack in ("encoder", "decoder") for i in range(2)]
+    assert list(names) == [*blocks, "(root)", "all"]
+    numbers = [int(count.replace(",", "")) for count in counts]
+    assert numbers[-1] == num_parameters(model) == sum(numbers[:-1])
+    # Embedding and head, and the two norms behind the stacks.
+    assert numbers[-2] == 2 * VOCAB * 24 + 2 * 24
+    assert [int(size.replace(",", "")) for size in sizes] == numbers  # 4 bytes over 4 ranks
+
+
 @pytest.mark.parametrize("engine", ["fsdp2", "fsdp1", "ddp"])
 def test_weights_after_plain_gradient_descent_are_equal_to_rounding(
     pools: Any, engine: str

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+# What a user can mend about a path, whoever meets it: room, permissions, what is in the way.
+FILE_ERRORS = frozenset(
+    getattr(errno, name)
+    for name in ("ENOSPC", "EDQUOT", "EACCES", "EROFS", "EPERM", "ENOTDIR", "EISDIR", "EEXIST",
+                 "ENAMETOOLONG", "ELOOP")
+)  # fmt: skip
 
 
 def write_atomically(path: Path, texts: Iterable[str]) -> None:

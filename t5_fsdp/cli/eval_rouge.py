@@ -162,7 +162,7 @@ def _prepared(
 def _run_data(config: Config, folder: Path, session: Session) -> PreparedData | None:
     """The data as the run prepared it, or None where it is gone or its files have changed."""
     from t5_fsdp.data.prepared import find_prepared
-    from t5_fsdp.data.sources import SPLITS, source_fingerprint
+    from t5_fsdp.data.sources import prepared_splits, source_fingerprint
 
     assert session.world is not None
 
@@ -170,11 +170,11 @@ def _run_data(config: Config, folder: Path, session: Session) -> PreparedData | 
         prepared = find_prepared(folder)
         if prepared is None:
             return False
-        splits = SPLITS[1:] if config.data.streaming else SPLITS
         if source_problems(config.data):
             session.console.warn(f"the data files are gone; using {folder}, made from them")
             return True
-        return source_fingerprint(config.data, splits) == prepared.source_fingerprint
+        now = source_fingerprint(config.data, prepared_splits(config.data))
+        return now == prepared.source_fingerprint
 
     # Hashing large files is work for one rank.
     return find_prepared(folder) if session.world.on_rank_zero(decide) else None

@@ -15,7 +15,7 @@ from t5_fsdp.cli.options import Extra, parse_layers, resolve
 from t5_fsdp.cli.process import Session, run
 from t5_fsdp.config import Config
 from t5_fsdp.console import Console
-from t5_fsdp.data.sources import SPLITS, source_problems
+from t5_fsdp.data.sources import SPLITS, prepared_splits, source_problems
 from t5_fsdp.files import write_json
 
 if TYPE_CHECKING:
@@ -88,13 +88,18 @@ def prepare_on_all_ranks(
     """
     from t5_fsdp.data.prepared import open_prepared, prepare
 
-    splits = SPLITS[1:] if config.data.streaming else SPLITS
     probe = cache_dir(config) / world.on_rank_zero(lambda: _make_probe(cache_dir(config)))
 
     def work() -> str | None:
         if not world.is_main and probe.exists():
             return None  # it sees rank 0's folder
-        made = prepare(config.data, config.model, cache_dir(config), console.say, splits)
+        made = prepare(
+            config.data,
+            config.model,
+            cache_dir(config),
+            console.say,
+            prepared_splits(config.data),
+        )
         return str(made.directory)
 
     own = world.on_each_node(work)

@@ -25,6 +25,7 @@ from t5_fsdp.errors import (
     Preempted,
     UserError,
 )
+from t5_fsdp.files import FILE_ERRORS
 from t5_fsdp.interruption import Interruption
 
 # torchrun ends all ranks when the first one fails; a rank with nothing to say leaves later than
@@ -135,18 +136,10 @@ def _fail(session: Session, error: BaseException) -> int:
     return code
 
 
-# What a user can mend about files, wherever it turns up.
-_FILE_ERRORS = {
-    getattr(errno, name)
-    for name in ("ENOSPC", "EDQUOT", "EACCES", "EROFS", "EPERM", "ENOTDIR", "EISDIR", "EEXIST",
-                 "ENAMETOOLONG", "ELOOP", "EMFILE")
-}  # fmt: skip
-
-
 def _as_user_error(error: BaseException) -> BaseException:
     if isinstance(error, shutil.Error):  # of copying a folder: a list of (from, to, why)
         return UserError(f"a folder can't be copied ({str(error)[:300]}); make room for it")
-    if not isinstance(error, OSError) or error.errno not in _FILE_ERRORS:
+    if not isinstance(error, OSError) or error.errno not in FILE_ERRORS | {errno.EMFILE}:
         return error
     what = error.filename or "a file"
     name = str(what) if len(str(what)) <= 200 else f"{str(what)[:200]}..."

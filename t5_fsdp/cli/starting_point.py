@@ -125,6 +125,7 @@ def find_start(
     else:
         batches = _batches(config, world, prepared, special)
     state = _state(config, spec, hashes, prepared, old)
+    last_step = total_steps(batches.steps_per_epoch, config.train)
     return StartingPoint(
         resume=resume,
         tokenizer=tokenizer,
@@ -132,10 +133,10 @@ def find_start(
         spec=spec,
         batches=batches,
         state=state,
-        last_step=total_steps(batches.steps_per_epoch, config.train),
+        last_step=last_step,
         warnings=[
             *_plan_warnings(old.plan if old else {}, state.plan),
-            *_length_warnings(config, batches),
+            *_length_warnings(config.schedule.warmup_steps, last_step),
         ],
         weights={},
         read_weights=reader,
@@ -311,8 +312,7 @@ def _compare_data(old: RunState, hashes: _Hashes, folder: Path) -> None:
         )
 
 
-def _length_warnings(config: Config, batches: Batches) -> list[str]:
-    last, warmup = total_steps(batches.steps_per_epoch, config.train), config.schedule.warmup_steps
+def _length_warnings(warmup: int, last: int) -> list[str]:
     if warmup < last:
         return []
     return [

@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -305,6 +305,15 @@ class MicroBatch:
     attention_mask: torch.Tensor
     decoder_input_ids: torch.Tensor
     labels: torch.Tensor
+
+    def inputs(self) -> dict[str, Any]:
+        """What the model's forward takes; the labels are for our own loss."""
+        return {
+            "input_ids": self.input_ids,
+            "attention_mask": self.attention_mask,
+            "decoder_input_ids": self.decoder_input_ids,
+            "use_cache": False,  # recomputation under activation checkpointing fails with a cache
+        }
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same batch on `device`; the copy overlaps with computing where memory is pinned."""

@@ -44,6 +44,7 @@ from t5_fsdp.data.tokenization import (
 )
 from t5_fsdp.data.tokenized import TokenizedSplit, flatten, rows_of
 from t5_fsdp.errors import UserError
+from t5_fsdp.files import FILE_ERRORS
 
 if TYPE_CHECKING:
     import datasets
@@ -54,22 +55,6 @@ DROPPED = "dropped.jsonl"
 
 _ROWS_A_BATCH = 1000
 _SECONDS_BETWEEN_LINES = 10.0  # of progress, where the output is no terminal
-_USER_CAN_MEND = {
-    getattr(errno, name)
-    for name in (
-        "ENOSPC",
-        "EDQUOT",
-        "EACCES",
-        "EROFS",
-        "EPERM",
-        "EEXIST",
-        "ENOTDIR",
-        "ENOENT",
-        "EISDIR",
-        "ENAMETOOLONG",
-        "ELOOP",
-    )
-}
 # A tokenizer in plain Python (ByT5) gets several processes from here on; the others have threads.
 _ROWS_FOR_PROCESSES = 20_000
 
@@ -211,7 +196,7 @@ def prepare(
             return _make(data, model, key, directory, report)
     except OSError as error:
         elsewhere = error.filename and not str(error.filename).startswith(str(cache_dir))
-        if error.errno not in _USER_CAN_MEND or elsewhere:
+        if error.errno not in FILE_ERRORS | {errno.ENOENT} or elsewhere:
             raise
         raise UserError(
             f"data.cache_dir {cache_dir} cannot be written ({error.strerror}); make room there or "

@@ -39,6 +39,11 @@ _ROWS_A_BATCH = 1000
 _SHOWN_MALFORMED = 5
 
 
+def prepared_splits(data: DataConfig) -> tuple[str, ...]:
+    """The splits that are read and tokenized before training: not one that is streamed."""
+    return SPLITS[1:] if data.streaming else SPLITS
+
+
 @dataclass(frozen=True)
 class Part:
     """One source of a mixture, or the only one.

@@ -65,12 +65,7 @@ def validation_loss(
     with torch.no_grad():
         for batch in batches:
             batch = batch.to(world.device)
-            logits = model(
-                input_ids=batch.input_ids,
-                attention_mask=batch.attention_mask,
-                decoder_input_ids=batch.decoder_input_ids,
-                use_cache=False,
-            ).logits
+            logits = model(**batch.inputs()).logits
             total += float(summed_cross_entropy(logits, batch.labels))
     model.train(was_training)
     return world.sum([total])[0] / int(split.target_lengths[indices].sum())

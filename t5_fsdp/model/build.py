@@ -285,8 +285,8 @@ def _type_problems(
     return problems
 
 
-def check_model(spec: ModelSpec, attention: str) -> PreTrainedModel:
-    """The model on the meta device, once a forward pass has gone through it there.
+def check_model(spec: ModelSpec, attention: str) -> None:
+    """Send a forward pass through the model on the meta device.
 
     Raises:
         UserError: the configuration makes no working model, or one of its special tokens is none
@@ -306,7 +306,6 @@ def check_model(spec: ModelSpec, attention: str) -> PreTrainedModel:
     except Exception as error:  # whatever a value can upset
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(f"model.config makes no working model: {reason}") from None
-    return model
 
 
 def draw_weights(spec: ModelSpec, seed: int) -> StateDict:

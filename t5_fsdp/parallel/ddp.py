@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from t5_fsdp.config import ParallelConfig
-from t5_fsdp.distributed import World
 from t5_fsdp.model.build import StateDict
-from t5_fsdp.parallel.common import DTYPES, clean_name, fill_whole
+from t5_fsdp.parallel.common import DTYPES, WholeModelEngine, clean_name
 
 
-class DDPEngine:
+class DDPEngine(WholeModelEngine):
     """See `engine.Engine`, whose methods these are."""
-
-    def __init__(self, model: nn.Module, options: ParallelConfig, world: World) -> None:
-        self.model = model
-        self._options, self._world = options, world
-
-    def load_full(self, weights: StateDict) -> None:
-        fill_whole(self.model, weights, self._world)
-        self._wrap()
-
-    def materialize(self) -> None:
-        fill_whole(self.model, None, self._world)
-        self._wrap()
 
     def _wrap(self) -> None:
         device = self._world.device
@@ -45,16 +29,6 @@ class DDPEngine:
                 broadcast_buffers=False,  # T5 has none
             )
         self.model = model
-
-    def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
-        alone = not isinstance(self.model, DistributedDataParallel)
-        if alone or is_last or self._options.sync_every_micro_batch:
-            return contextlib.nullcontext()
-        return self.model.no_sync()  # type: ignore[operator]
-
-    def backward(self, loss: torch.Tensor) -> None:
-        # DDP averages over all ranks; the loss is divided by the tokens of all ranks already.
-        (loss * self._world.world_size).backward()
 
     def after_evaluation(self) -> None:
         pass  # every rank holds all parameters anyway

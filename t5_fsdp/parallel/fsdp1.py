@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -20,8 +19,8 @@ from torch.distributed.fsdp import (
 from t5_fsdp.config import ParallelConfig
 from t5_fsdp.distributed import World
 from t5_fsdp.model.build import StateDict
-from t5_fsdp.parallel.common import DTYPES, clean_name, fill_whole
-from t5_fsdp.parallel.mesh import hybrid_mesh, shard_mesh
+from t5_fsdp.parallel.common import DTYPES, WholeModelEngine, clean_name
+from t5_fsdp.parallel.mesh import make_mesh
 from t5_fsdp.parallel.wrapping import select_units
 
 _STRATEGIES = {
@@ -37,30 +36,17 @@ _PREFETCH = {
 }
 
 
-class FSDP1Engine:
-    """See `engine.Engine`, whose methods these are.
-
-    The whole model is filled in each rank's host memory before it is sharded.
-    """
+class FSDP1Engine(WholeModelEngine):
+    """See `engine.Engine`, whose methods these are."""
 
     def __init__(
         self, model: nn.Module, options: ParallelConfig, world: World, policy: Callable[..., bool]
     ) -> None:
-        self.model = model
-        self._options, self._world = options, world
+        super().__init__(model, options, world)
         self._units = {id(unit) for _, unit in select_units(model, policy)}
 
-    def load_full(self, weights: StateDict) -> None:
-        fill_whole(self.model, weights, self._world)
-        self._shard()
-
-    def materialize(self) -> None:
-        fill_whole(self.model, None, self._world)
-        self._shard()
-
-    def _shard(self) -> None:
+    def _wrap(self) -> None:
         options, world = self._options, self._world
-        sharding = options.sharding or "full_shard"
         precision = MixedPrecision(
             param_dtype=DTYPES[options.param_dtype],
             reduce_dtype=DTYPES[options.reduce_dtype],
@@ -68,7 +54,7 @@ class FSDP1Engine:
         )
         self.model = FullyShardedDataParallel(
             self.model,
-            sharding_strategy=_STRATEGIES[sharding],
+            sharding_strategy=_STRATEGIES[options.sharding or "full_shard"],
             auto_wrap_policy=self._is_unit,
             mixed_precision=precision,
             device_id=world.device,
@@ -78,22 +64,11 @@ class FSDP1Engine:
             cpu_offload=CPUOffload(offload_params=True) if options.cpu_offload else None,
             use_orig_params=True,  # parameter groups and their names survive
             # With a mesh its state dicts hold DTensors, which every engine can read.
-            device_mesh=hybrid_mesh(options, world)
-            if sharding == "hybrid_shard"
-            else shard_mesh(world),
+            device_mesh=make_mesh(options, world),
         )
 
     def _is_unit(self, module: nn.Module, recurse: bool, nonwrapped_numel: int) -> bool:
         return recurse or id(module) in self._units
-
-    def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
-        if is_last or self._options.sync_every_micro_batch:
-            return contextlib.nullcontext()
-        return self.model.no_sync()  # type: ignore[operator]
-
-    def backward(self, loss: torch.Tensor) -> None:
-        # FSDP1 averages over all ranks; the loss is divided by the tokens of all ranks already.
-        (loss * self._world.world_size).backward()
 
     def after_evaluation(self) -> None:
         # FSDP1 has no public way to reshard its root. Evaluate between two steps or two

@@ -22,7 +22,7 @@ from t5_fsdp.config import ParallelConfig
 from t5_fsdp.distributed import World
 from t5_fsdp.model.build import StateDict, check_names
 from t5_fsdp.parallel.common import DTYPES, clean_name
-from t5_fsdp.parallel.mesh import hybrid_mesh, shard_mesh
+from t5_fsdp.parallel.mesh import make_mesh
 from t5_fsdp.parallel.wrapping import select_units
 
 
@@ -33,8 +33,7 @@ class FSDP2Engine:
         self, model: nn.Module, options: ParallelConfig, world: World, policy: Callable[..., bool]
     ) -> None:
         self._options, self._world = options, world
-        hybrid = options.sharding == "hybrid_shard"
-        mesh = hybrid_mesh(options, world) if hybrid else shard_mesh(world)
+        mesh = make_mesh(options, world)
         precision = MixedPrecisionPolicy(
             param_dtype=DTYPES[options.param_dtype], reduce_dtype=DTYPES[options.reduce_dtype]
         )

@@ -24,12 +24,14 @@ def num_shards(options: ParallelConfig, world: World) -> int:
     return world.world_size
 
 
-def shard_mesh(world: World) -> DeviceMesh:
-    """All ranks in one dimension."""
+def make_mesh(options: ParallelConfig, world: World) -> DeviceMesh:
+    """The mesh that the sharding asks for: (replicate, shard) or all ranks in one dimension."""
+    if options.sharding == "hybrid_shard":
+        return _hybrid_mesh(options, world)
     return init_device_mesh(world.device.type, (world.world_size,), mesh_dim_names=("shard",))
 
 
-def hybrid_mesh(options: ParallelConfig, world: World) -> DeviceMesh:
+def _hybrid_mesh(options: ParallelConfig, world: World) -> DeviceMesh:
     """(replicate, shard): neighbours share a copy, so that its shards stay within a node."""
     replicas = num_replicas(options, world)
     shape = (replicas, world.world_size // replicas)

@@ -157,12 +157,7 @@ class Trainer:
     def _forward_backward(self, batch: StepBatch, index: int) -> torch.Tensor:
         micro = batch.micro_batches[index].to(self._world.device)
         with self._engine.micro_batch(is_last=index == len(batch.micro_batches) - 1):
-            logits = self._engine.model(
-                input_ids=micro.input_ids,
-                attention_mask=micro.attention_mask,
-                decoder_input_ids=micro.decoder_input_ids,
-                use_cache=False,  # recomputation under activation checkpointing fails with a cache
-            ).logits
+            logits = self._engine.model(**micro.inputs()).logits
             loss = summed_cross_entropy(logits, micro.labels)
             self._engine.backward(loss / batch.target_tokens)
         return loss.detach()

@@ -117,12 +117,7 @@ def train(
                     [np.array(s) for s, _ in part], [np.array(t) for _, t in part], SpecialIds(0, 0)
                 )
                 with engine.micro_batch(is_last=number == MICRO_BATCHES - 1):
-                    logits = engine.model(
-                        input_ids=micro.input_ids,
-                        attention_mask=micro.attention_mask,
-                        decoder_input_ids=micro.decoder_input_ids,
-                        use_cache=False,
-                    ).logits
+                    logits = engine.model(**micro.inputs()).logits
                     loss = summed_cross_entropy(logits, micro.labels)
                     engine.backward(loss / tokens)
                 total += float(loss.detach())
@@ -130,12 +125,7 @@ def train(
                     # A validation between two micro-batches changes nothing, nor one between
                     # backward and step (which FSDP1 cannot do).
                     with torch.no_grad():
-                        engine.model(
-                            input_ids=micro.input_ids,
-                            attention_mask=micro.attention_mask,
-                            decoder_input_ids=micro.decoder_input_ids,
-                            use_cache=False,
-                        )
+                        engine.model(**micro.inputs())
                     engine.after_evaluation()
             norms.append(float(engine.clip_grad_norm(0.5)))
             sizes = local_bytes(engine.model, optimizer)
@@ -343,12 +333,7 @@ def gradient(per_micro_batch: int) -> dict[str, torch.Tensor]:
         for number, part in enumerate(parts):
             micro = collate([s for s, _ in part], [t for _, t in part], SpecialIds(0, 0))
             with engine.micro_batch(is_last=number == len(parts) - 1):
-                logits = engine.model(
-                    input_ids=micro.input_ids,
-                    attention_mask=micro.attention_mask,
-                    decoder_input_ids=micro.decoder_input_ids,
-                    use_cache=False,
-                ).logits
+                logits = engine.model(**micro.inputs()).logits
                 loss = summed_cross_entropy(logits, micro.labels)
                 engine.backward(loss / sum(target for _, target in FOUR))
         found = {}

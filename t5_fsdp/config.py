@@ -118,6 +118,13 @@ class ParallelConfig:
     """full_shard: parameters, gradients and optimizer state; shard_grad_op: parameters stay
     gathered between forward and backward; hybrid_shard: sharded within replicas; no_shard: whole
     copies. null: full_shard for fsdp1 and fsdp2, no_shard for ddp."""
+    wrap: Literal["block", "size"] = "block"
+    """What is gathered together, a unit: block: each block of the stacks, as the model names them
+    (one that names none is wrapped by size); size: the smallest modules with enough parameters of
+    their own."""
+    wrap_min_parameters: int = 1_000_000
+    """wrap: size: a module becomes a unit when it has so many parameters that are in no smaller
+    unit; what is left over stays gathered throughout the step."""
     num_replicas: int | None = None
     """hybrid_shard: groups that hold a whole copy; null: one a node."""
     param_dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
@@ -317,6 +324,7 @@ _MINIMUM: dict[str, float] = {
     "data.max_train_examples": 1,
     "data.max_validation_examples": 1,
     "data.max_test_examples": 1,
+    "parallel.wrap_min_parameters": 1,
     "parallel.num_replicas": 1,
     "parallel.forward_prefetch": 0,
     "parallel.activation_checkpointing_every": 1,
@@ -569,6 +577,7 @@ _SHARDINGS = {
 }
 # Options that only these engines read, and the value at which they change nothing.
 _ENGINE_OPTIONS: dict[str, tuple[tuple[str, ...], Any]] = {
+    "wrap": (("fsdp1", "fsdp2"), "block"),
     "cpu_offload": (("fsdp1", "fsdp2"), False),
     "reshard_after_forward": (("fsdp2",), None),
     "forward_prefetch": (("fsdp1", "fsdp2"), 0),
@@ -601,6 +610,11 @@ def _parallel_problems(parallel: ParallelConfig) -> list[str]:
         problems.append(
             "parallel.reshard_after_forward is what parallel.sharding: shard_grad_op decides; set "
             "one of them to null"
+        )
+    smallest = ParallelConfig.wrap_min_parameters
+    if parallel.wrap == "block" and parallel.wrap_min_parameters != smallest:
+        problems.append(
+            f"parallel.wrap_min_parameters is only for parallel.wrap: size; set it to {smallest}"
         )
     for name, neutral in (("stack", "both"), ("every", 1)):
         value = getattr(parallel, f"activation_checkpointing_{name}")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from t5_fsdp.errors import EXIT_DEFECT, PeerFailed, UserError
+from t5_fsdp.errors import EXIT_DEFECT, EXIT_USER_ERROR, PeerFailed, UserError
 
 if TYPE_CHECKING:
     import torch
@@ -241,6 +241,30 @@ class World:
         tensor = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(tensor)
         return tensor.tolist()
+
+    def try_on_rank_zero(self, work: Callable[[], T]) -> T | None:
+        """Run `work` on rank 0, between two collectives; its result there, None elsewhere.
+
+        Unlike `on_rank_zero` it is quick enough to be called for every tensor of a model, and bound
+        by the collective timeout. A failure must be heard before the next collective: the others
+        would wait in there for a rank that has left.
+
+        Raises:
+            whatever `work` raises, on rank 0; PeerFailed on the others.
+        """
+        result, error = None, None
+        if self.is_main:
+            try:
+                result = work()
+            except Exception as caught:
+                error = caught
+        code = EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_DEFECT
+        [failed_with] = self.sum([0.0 if error is None else float(code)])
+        if error is not None:
+            raise error
+        if failed_with:
+            raise PeerFailed(int(failed_with))
+        return result
 
     def maximum(self, value: float) -> float:
         """The largest value of all ranks."""

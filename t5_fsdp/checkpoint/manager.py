@@ -250,7 +250,7 @@ def read_weights(folder: Path) -> StateDict:
     """
     spec = read_state(folder).spec
     names = unique_state_dict(build_on_meta(spec))
-    weights = {name: torch.empty(tensor.shape) for name, tensor in names.items()}
+    weights = {name: torch.empty_like(tensor, device="cpu") for name, tensor in names.items()}
     _load({"model": weights}, folder, no_dist=True)
     return weights
 
@@ -485,7 +485,7 @@ def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, An
 
 
 def _clean_names(model: nn.Module) -> list[str]:
-    return [clean_name(name) for name, _ in model.named_parameters()]
+    return [clean_name(name) for name, _ in (*model.named_parameters(), *model.named_buffers())]
 
 
 def _with_shared_names(model: nn.Module, weights: dict[str, Any]) -> dict[str, Any]:

@@ -231,7 +231,9 @@ def _explain(model: Any, config: Config, session: Session, world: World) -> None
         from t5_fsdp.parallel.mesh import num_shards
         from t5_fsdp.parallel.wrapping import describe_units
 
-        session.console.say(describe_units(model, num_shards(config.parallel, world)))
+        session.console.say(
+            describe_units(model, config.parallel, num_shards(config.parallel, world))
+        )
 
 
 def _build_engine(start: StartingPoint, config: Config, session: Session, world: World) -> Engine:

@@ -86,12 +86,14 @@ def build_with_weights(
     """
     model = build_on_meta(spec, attention)
     check_names(set(weights), set(unique_state_dict(model)))
+    restore_buffers(model)
+    groups = shared_names(model)
     try:
         model.load_state_dict(weights, strict=False, assign=True)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"the weights do not fit the model: {reason}") from None
-    retie(model)
+    retie(model, groups)
     return model
 
 
@@ -110,11 +112,60 @@ def check_names(given: set[str], wanted: set[str]) -> None:
         )
 
 
-def retie(model: PreTrainedModel) -> None:
-    """Make shared weights one tensor again, after an operation that replaced them one by one."""
-    for target, source in model.all_tied_weights_keys.items():
-        parent, _, name = target.rpartition(".")
-        setattr(model.get_submodule(parent), name, model.get_parameter(source))
+def shared_names(model: nn.Module) -> list[list[str]]:
+    """The names of each parameter that has several, the first one first."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [group for group in names.values() if len(group) > 1]
+
+
+def retie(model: nn.Module, groups: list[list[str]]) -> None:
+    """Make shared weights one tensor again, after an operation that replaced them one by one.
+
+    Args:
+        groups: what `shared_names` said before it.
+    """
+    for first, *others in groups:
+        for other in others:
+            parent, _, name = other.rpartition(".")
+            setattr(model.get_submodule(parent), name, model.get_parameter(first))
+
+
+def restore_buffers(model: nn.Module) -> None:
+    """Give buffers that no weights file holds their values again, if the meta device took them.
+
+    transformers' models can compute theirs (BERT's position_ids). Values are on the CPU.
+
+    Raises:
+        ValueError: another model lost such a buffer; it has to be built on the CPU.
+    """
+    stored = set(model.state_dict())
+    lost: dict[str, list[str]] = {}
+    for name, buffer in model.named_buffers():
+        if buffer.is_meta and name not in stored:
+            owner, _, last = name.rpartition(".")
+            lost.setdefault(owner, []).append(last)
+    for owner, names in lost.items():
+        _compute_buffers(model, owner, names)
+
+
+def _compute_buffers(model: nn.Module, owner: str, names: list[str]) -> None:
+    parts = owner.split(".") if owner else []
+    ancestors = [model.get_submodule(".".join(parts[:n])) for n in range(len(parts), -1, -1)]
+    # The models within a model know their own buffers; a private method of transformers, which has
+    # no public one that leaves the parameters alone.
+    knowing: Any = next((module for module in ancestors if hasattr(module, "_init_weights")), None)
+    if knowing is None:
+        raise ValueError(
+            f"the buffer {owner}.{names[0]} is on the meta device and in no state dict, so its "
+            "values are lost; build the model on the CPU"
+        )
+    module = ancestors[0]
+    for name in names:
+        setattr(module, name, torch.empty_like(getattr(module, name), device="cpu"))
+    with torch.no_grad():
+        knowing._init_weights(module)
 
 
 def _untie_head(model: PreTrainedModel) -> None:
@@ -132,8 +183,10 @@ def has_own_head(model: PreTrainedModel) -> bool:
 
 
 def unique_state_dict(model: nn.Module) -> StateDict:
-    """The model's weights by name, a shared one once, under its first name."""
-    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+    """The model's parameters and persistent buffers by name, a shared one once, by its first."""
+    stored = set(model.state_dict())
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return {name: tensor.detach() for name, tensor in named if name in stored}
 
 
 def resolve_spec(

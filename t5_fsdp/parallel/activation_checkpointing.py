@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,7 +18,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from t5_fsdp.config import ParallelConfig
-from t5_fsdp.parallel.wrapping import select_units
+from t5_fsdp.errors import UserError
+from t5_fsdp.parallel.wrapping import find_blocks
 
 # Dear to compute and small to keep: matrix products and attention.
 _KEPT = {
@@ -34,7 +34,7 @@ _KEPT = {
 }
 
 
-def apply(model: nn.Module, options: ParallelConfig, policy: Callable[..., bool]) -> None:
+def apply(model: nn.Module, options: ParallelConfig) -> None:
     """Wrap the blocks that the options choose so that they are recomputed.
 
     full: a block keeps only its input; selective: also its matrix products and attention outputs.
@@ -44,11 +44,13 @@ def apply(model: nn.Module, options: ParallelConfig, policy: Callable[..., bool]
     Args:
         model: not yet sharded.
         options: activation_checkpointing, its stack and its every_blocks.
-        policy: what a block is, see `wrapping.wrap_policy`.
+
+    Raises:
+        UserError: there is no such block.
     """
     if options.activation_checkpointing == "none":
         return
-    chosen = _choose(model, options, policy)
+    chosen = {id(block) for block in _choose(model, options)}
     arguments: dict[str, Any] = {}
     if options.activation_checkpointing == "selective":
         arguments["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _keep)
@@ -64,17 +66,20 @@ def apply(model: nn.Module, options: ParallelConfig, policy: Callable[..., bool]
     )
 
 
-def _choose(model: nn.Module, options: ParallelConfig, policy: Callable[..., bool]) -> set[int]:
-    chosen: set[int] = set()
-    for stack in ("encoder", "decoder"):
-        if options.activation_checkpointing_stack in ("both", stack):
-            units = [
-                unit
-                for name, unit in select_units(model, policy)
-                if name.startswith(f"{stack}.") or f".{stack}." in name
-            ]
-            chosen |= {id(unit) for unit in units[:: options.activation_checkpointing_every]}
-    return chosen
+def _choose(model: nn.Module, options: ParallelConfig) -> list[nn.Module]:
+    wanted = options.activation_checkpointing_stack
+    stacks: dict[str, list[nn.Module]] = {}
+    for name, block in find_blocks(model):
+        if wanted == "both" or wanted in name.split("."):
+            stacks.setdefault(name.rpartition(".")[0], []).append(block)
+    if not stacks:
+        where = "" if wanted == "both" else f" in its {wanted}"
+        raise UserError(
+            f"{type(model).__name__} names no repeated blocks{where} (in _no_split_modules), so "
+            "none can be recomputed; set parallel.activation_checkpointing: none"
+        )
+    every = options.activation_checkpointing_every
+    return [block for blocks in stacks.values() for block in blocks[::every]]
 
 
 def _keep(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

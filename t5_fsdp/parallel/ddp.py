@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from t5_fsdp.model.build import StateDict
-from t5_fsdp.parallel.common import DTYPES, WholeModelEngine, clean_name
+from t5_fsdp.parallel.common import DTYPES, WholeModelEngine, cast, share_buffers, stored_tensors
 
 
 class DDPEngine(WholeModelEngine):
@@ -26,7 +26,7 @@ class DDPEngine(WholeModelEngine):
                 model,
                 device_ids=[device] if device.type == "cuda" else None,
                 gradient_as_bucket_view=True,  # no second copy of the gradients
-                broadcast_buffers=False,  # T5 has none
+                broadcast_buffers=False,  # as under FSDP each rank has its own running means
             )
         self.model = model
 
@@ -38,7 +38,7 @@ class DDPEngine(WholeModelEngine):
         return nn.utils.clip_grad_norm_(self.model.parameters(), limit)
 
     def gather_full(self, dtype: torch.dtype) -> StateDict:
-        return {
-            clean_name(name): parameter.detach().to(dtype)
-            for name, parameter in self.model.named_parameters()
-        }
+        tensors = stored_tensors(self.model)
+        full = {name: cast(tensor.detach(), dtype) for name, tensor in tensors.items()}
+        share_buffers(self.model, full)
+        return full

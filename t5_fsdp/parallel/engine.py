@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -11,13 +12,12 @@ from torch import nn
 from t5_fsdp.config import ParallelConfig
 from t5_fsdp.distributed import World
 from t5_fsdp.errors import UserError
-from t5_fsdp.model.build import StateDict
+from t5_fsdp.model.build import StateDict, restore_buffers
 from t5_fsdp.parallel import activation_checkpointing
 from t5_fsdp.parallel.ddp import DDPEngine
 from t5_fsdp.parallel.fsdp1 import FSDP1Engine
 from t5_fsdp.parallel.fsdp2 import FSDP2Engine
 from t5_fsdp.parallel.mesh import mesh_problems
-from t5_fsdp.parallel.wrapping import wrap_policy
 
 
 class Engine(Protocol):
@@ -30,8 +30,16 @@ class Engine(Protocol):
 
     model: nn.Module
 
-    def load_full(self, weights: StateDict) -> None:
-        """Give every rank its shard of rank 0's full weights (the others pass {})."""
+    def load_full(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Give every rank its shard of rank 0's full weights (the others pass {}).
+
+        One tensor after the other is taken from `weights`, by its name as of `unique_state_dict`:
+        no rank needs the whole model in memory for it.
+
+        Raises:
+            UserError: on rank 0, the weights are not the model's; PeerFailed on the others.
+            whatever `weights` raises, on rank 0; PeerFailed on the others.
+        """
 
     def materialize(self) -> None:
         """Allocate the shards without values: a checkpoint is loaded into them next."""
@@ -56,7 +64,10 @@ class Engine(Protocol):
         """
 
     def gather_full(self, dtype: torch.dtype) -> StateDict:
-        """The whole model's weights on every rank, in `dtype`; a collective."""
+        """The whole model's weights on every rank, floating ones in `dtype`; a collective.
+
+        Buffers (a running mean) are rank 0's.
+        """
 
 
 def parallelize(model: nn.Module, options: ParallelConfig, world: World) -> Engine:
@@ -66,22 +77,26 @@ def parallelize(model: nn.Module, options: ParallelConfig, world: World) -> Engi
     are gathered once for recomputation and backward together.
 
     Args:
-        model: on the meta device; the engine's `load_full` or `materialize` comes next.
+        model: any module, on the meta device or on the CPU; the engine's `load_full` or
+            `materialize` comes next. One on the CPU keeps its buffers; its parameters get the
+            values that are loaded: take them with `unique_state_dict` before.
         options: which engine, and how.
         world: its process group is up.
 
     Raises:
-        UserError: the number of ranks does not suit the sharding.
+        UserError: the number of ranks does not suit the sharding, or the model names no blocks to
+            recompute.
+        ValueError: a buffer has no value that could be found out, see `restore_buffers`.
     """
     if problems := mesh_problems(options, world):
         raise UserError(*problems)
-    policy = wrap_policy(model)
-    activation_checkpointing.apply(model, options, policy)
+    restore_buffers(model)
+    activation_checkpointing.apply(model, options)
     if options.engine == "ddp":
         return DDPEngine(model, options, world)
     if options.engine == "fsdp1":
-        return FSDP1Engine(model, options, world, policy)
-    return FSDP2Engine(model, options, world, policy)
+        return FSDP1Engine(model, options, world)
+    return FSDP2Engine(model, options, world)
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,9 +18,9 @@ from torch.distributed.fsdp import (
 from t5_fsdp.config import ParallelConfig
 from t5_fsdp.distributed import World
 from t5_fsdp.model.build import StateDict
-from t5_fsdp.parallel.common import DTYPES, WholeModelEngine, clean_name
+from t5_fsdp.parallel.common import DTYPES, WholeModelEngine, cast, clean_name, share_buffers
 from t5_fsdp.parallel.mesh import make_mesh
-from t5_fsdp.parallel.wrapping import select_units
+from t5_fsdp.parallel.wrapping import find_units
 
 _STRATEGIES = {
     "full_shard": ShardingStrategy.FULL_SHARD,
@@ -39,18 +38,17 @@ _PREFETCH = {
 class FSDP1Engine(WholeModelEngine):
     """See `engine.Engine`, whose methods these are."""
 
-    def __init__(
-        self, model: nn.Module, options: ParallelConfig, world: World, policy: Callable[..., bool]
-    ) -> None:
+    def __init__(self, model: nn.Module, options: ParallelConfig, world: World) -> None:
         super().__init__(model, options, world)
-        self._units = {id(unit) for _, unit in select_units(model, policy)}
+        self._units = {id(unit) for _, unit in find_units(model, options)}
 
     def _wrap(self) -> None:
         options, world = self._options, self._world
         precision = MixedPrecision(
             param_dtype=DTYPES[options.param_dtype],
             reduce_dtype=DTYPES[options.reduce_dtype],
-            buffer_dtype=DTYPES[options.param_dtype],
+            buffer_dtype=torch.float32,  # as under FSDP2: running means must not be rounded
+            cast_forward_inputs=True,  # likewise: a unit may be a single layer
         )
         self.model = FullyShardedDataParallel(
             self.model,
@@ -83,9 +81,12 @@ class FSDP1Engine(WholeModelEngine):
         full: dict[str, Any] = get_model_state_dict(
             self.model, options=StateDictOptions(full_state_dict=True)
         )
-        names = {clean_name(name) for name, _ in self.model.named_parameters()}
-        return {
-            name: tensor.to(device=self._world.device, dtype=dtype)
+        named = [*self.model.named_parameters(), *self.model.named_buffers()]
+        names = {clean_name(name) for name, _ in named}
+        found = {
+            name: cast(tensor, dtype).to(self._world.device)
             for name, tensor in full.items()
             if name in names
         }
+        share_buffers(self.model, found)
+        return found

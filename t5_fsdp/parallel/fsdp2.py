@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Mapping
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -16,22 +14,28 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from t5_fsdp.config import ParallelConfig
 from t5_fsdp.distributed import World
-from t5_fsdp.model.build import StateDict, check_names
-from t5_fsdp.parallel.common import DTYPES, clean_name
+from t5_fsdp.model.build import StateDict
+from t5_fsdp.parallel.common import (
+    DTYPES,
+    allocate,
+    broadcast,
+    cast,
+    fill,
+    share_buffers,
+    stored_tensors,
+)
 from t5_fsdp.parallel.mesh import make_mesh
-from t5_fsdp.parallel.wrapping import select_units
+from t5_fsdp.parallel.wrapping import find_units
 
 
 class FSDP2Engine:
     """See `engine.Engine`, whose methods these are."""
 
-    def __init__(
-        self, model: nn.Module, options: ParallelConfig, world: World, policy: Callable[..., bool]
-    ) -> None:
+    def __init__(self, model: nn.Module, options: ParallelConfig, world: World) -> None:
         self._options, self._world = options, world
         mesh = make_mesh(options, world)
         precision = MixedPrecisionPolicy(
@@ -43,10 +47,10 @@ class FSDP2Engine:
         reshard = options.reshard_after_forward
         if reshard is None:
             reshard = options.sharding != "shard_grad_op"
-        units = [block for _, block in select_units(model, policy)]
-        for block in units:
+        units = [unit for _, unit in find_units(model, options)]
+        for unit in reversed(units):  # what lies in another unit comes first
             fully_shard(
-                block,
+                unit,
                 mesh=mesh,
                 mp_policy=precision,
                 offload_policy=offload,
@@ -58,20 +62,25 @@ class FSDP2Engine:
         _sum_gradients(model)
         _prefetch(units, options.forward_prefetch)
 
-    def load_full(self, weights: StateDict) -> None:
-        if dist.get_rank() == 0:
-            # strict=False below would leave what is missing as uninitialised memory.
-            check_names(set(weights), {clean_name(n) for n, _ in self.model.named_parameters()})
+    def load_full(self, weights: Mapping[str, torch.Tensor]) -> None:
         self.materialize()
-        set_model_state_dict(
-            self.model,
-            dict(weights),  # torch adds the other names of shared weights to what it is given
-            options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False),
-        )
+        fill(stored_tensors(self.model), weights, self._world, self._spread)
+
+    def _spread(self, target: torch.Tensor, weight: torch.Tensor | None) -> None:
+        if not isinstance(target, DTensor):
+            broadcast(target, weight)
+            return
+        mesh = target.device_mesh
+        if weight is None:
+            # Only its shape is looked at, and memory that nobody writes to costs nothing.
+            weight = torch.empty(target.shape, dtype=target.dtype, device=mesh.device_type)
+        shard = distribute_tensor(weight, mesh, target.placements, src_data_rank=0)
+        target.to_local().copy_(shard.to_local())
 
     def materialize(self) -> None:
+        device = self._world.device
         on_cpu = self._options.cpu_offload
-        self.model.to_empty(device="cpu" if on_cpu else self._world.device)
+        allocate(self.model, torch.device("cpu") if on_cpu else device, device)
 
     def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
         assert isinstance(self.model, FSDPModule)
@@ -94,10 +103,11 @@ class FSDP2Engine:
 
     def gather_full(self, dtype: torch.dtype) -> StateDict:
         full: StateDict = {}
-        for name, parameter in self.model.named_parameters():
+        for name, tensor in stored_tensors(self.model).items():
             # Cast before gathering: half the bytes on the wire for bf16.
-            shard = parameter.detach().to(device=self._world.device, dtype=dtype)
-            full[clean_name(name)] = shard.full_tensor() if isinstance(shard, DTensor) else shard
+            shard = cast(tensor.detach(), dtype).to(self._world.device)
+            full[name] = shard.full_tensor() if isinstance(shard, DTensor) else shard
+        share_buffers(self.model, full)
         return full
 
 

@@ -2,74 +2,128 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+from collections import Counter
 
 from torch import nn
-from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
+from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
 
-from t5_fsdp.errors import UserError
+from t5_fsdp.config import ParallelConfig
 
 CHECKPOINTED = "_checkpoint_wrapped_module"  # what torch's wrapper calls the module inside it
+Named = list[tuple[str, nn.Module]]
 
 
-def block_classes(model: nn.Module) -> set[type[nn.Module]]:
-    """The classes of the model's repeated blocks (T5Block), as the model itself declares them.
+def find_blocks(model: nn.Module) -> Named:
+    """(name, module) of the model's repeated blocks, in the order of the forward pass.
 
-    transformers lists there what must not be split over devices.
+    A block's class is named by the model itself, in `_no_split_modules` as in transformers, and it
+    stands in a list of modules: BERT names its embeddings too, which are no block. Of a block that
+    is recomputed the wrapper is returned: as a unit of sharding it shares one gathering of its
+    weights between recomputation and backward.
 
-    Raises:
-        UserError: the model declares none, or none of them occurs in it.
+    Returns:
+        [] when the model names none.
     """
     names = set(getattr(model, "_no_split_modules", None) or ())
-    classes = {type(module) for module in model.modules() if type(module).__name__ in names}
-    if not classes:
-        raise UserError(f"{type(model).__name__} names no repeated block to shard by; use a T5")
-    return classes
+    modules = dict(model.named_modules())
+    blocks = [
+        (name, module)
+        for name, module in modules.items()
+        if type(module).__name__ in names
+        and isinstance(modules.get(_without_wrapper(name).rpartition(".")[0]), nn.ModuleList)
+    ]
+    return _outside_wrappers(model, blocks)
 
 
-def describe_units(model: nn.Module, num_shards: int) -> str:
+def find_units(model: nn.Module, options: ParallelConfig) -> Named:
+    """(name, module) of the units of sharding, in the order of the forward pass.
+
+    What is in none of them belongs to the root, which is no item of the list. A unit may lie in
+    another one and is then no part of it.
+
+    Args:
+        model: not yet sharded.
+        options: wrap and wrap_min_parameters. A model that names no blocks is wrapped by size.
+    """
+    blocks = find_blocks(model) if options.wrap == "block" else []
+    allowed = _Allowed(model)
+    if blocks:
+        return [(name, block) for name, block in blocks if allowed(block)]
+    return _outside_wrappers(model, _units_by_size(model, options.wrap_min_parameters, allowed))
+
+
+class _Allowed:
+    """Whether a module may be a unit by what it is, whatever its size.
+
+    A parameter that is used in several places (T5's embedding: by encoder, decoder and head) must
+    be gathered in all of them, so what holds one stays in the root. And a unit's parameters are
+    gathered by its forward: a list of modules has none, and the weight of an output head is used
+    without it where the loss is computed by chunks.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        uses = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+        self._shared = {key for key, count in uses.items() if count > 1}
+        head = getattr(model, "get_output_embeddings", lambda: None)()
+        self._in_head = set() if head is None else {id(module) for module in head.modules()}
+
+    def __call__(self, module: nn.Module) -> bool:
+        has_forward = type(module).forward is not nn.Module.forward
+        holds_shared = any(id(p) in self._shared for p in module.parameters())
+        return has_forward and not holds_shared and id(module) not in self._in_head
+
+
+def _units_by_size(model: nn.Module, minimum: int, allowed: _Allowed) -> Named:
+    """Modules whose parameters that no smaller unit took are `minimum` or more.
+
+    torch's size_based_auto_wrap_policy, applied from below as FSDP1 does it.
+    """
+    chosen: set[int] = set()
+
+    def visit(module: nn.Module) -> int:
+        """Parameters of the module that units took."""
+        count = sum(parameter.numel() for parameter in module.parameters())
+        if not size_based_auto_wrap_policy(module, True, count, minimum):
+            return 0
+        taken = sum(visit(child) for child in module.children())
+        is_large = size_based_auto_wrap_policy(module, False, count - taken, minimum)
+        if is_large and module is not model and allowed(module):
+            chosen.add(id(module))
+            return count
+        return taken
+
+    visit(model)
+    return [(name, module) for name, module in model.named_modules() if id(module) in chosen]
+
+
+def describe_units(model: nn.Module, options: ParallelConfig, num_shards: int) -> str:
     """A table of the units of sharding: parameters, and float32 bytes of them on a rank.
 
     Args:
         model: not yet sharded, e.g. on the meta device.
+        options: as of `find_units`.
         num_shards: ranks that share a copy.
     """
-    counts = {
-        name: sum(parameter.numel() for parameter in unit.parameters())
-        for name, unit in select_units(model, wrap_policy(model))
-    }
-    whole = sum(parameter.numel() for parameter in model.parameters())
-    counts["(root)"] = whole - sum(counts.values())
-    width = max(map(len, counts))
-    lines = [f"{'unit':<{width}}{'parameters':>16}{'bytes a rank':>16}"]
-    for name, count in [*counts.items(), ("all", whole)]:
-        lines.append(f"{name:<{width}}{count:>16,}{-(-4 * count // num_shards):>16,}")
-    return "\n".join(lines)
+    units = find_units(model, options)
+    # Of units that lie in each other the inner one, which comes later, holds a parameter.
+    holder = {id(p): name for name, unit in [("", model), *units] for p in unit.parameters()}
+    counts = dict.fromkeys([*(name for name, _ in units), ""], 0)
+    for parameter in model.parameters():
+        counts[holder[id(parameter)]] += parameter.numel()
+    lines = [(name or "(root)", count) for name, count in counts.items()]
+    lines.append(("all", sum(counts.values())))
+    width = max(len(name) for name, _ in lines)
+    table = [f"{'unit':<{width}}{'parameters':>16}{'bytes a rank':>16}"]
+    for name, count in lines:
+        table.append(f"{name:<{width}}{count:>16,}{-(-4 * count // num_shards):>16,}")
+    return "\n".join(table)
 
 
-def wrap_policy(model: nn.Module) -> Callable[..., bool]:
-    """FSDP's transformer auto-wrap policy over the model's blocks.
-
-    What is in no block, the shared embedding above all, stays in the root unit: it is used by
-    encoder, decoder and head, and a shared tensor must belong to one unit.
-    """
-    return functools.partial(
-        transformer_auto_wrap_policy, transformer_layer_cls=block_classes(model)
-    )
-
-
-def select_units(model: nn.Module, policy: Callable[..., bool]) -> list[tuple[str, nn.Module]]:
-    """(name, module) of the units that `policy` picks, in the order of the forward pass.
-
-    Of a block that is recomputed the wrapper is the unit: then recomputation and backward share
-    one gathering of its weights.
-    """
+def _outside_wrappers(model: nn.Module, found: Named) -> Named:
+    """Instead of a module that is recomputed the wrapper round it."""
     modules = dict(model.named_modules())
-    units = []
-    for name, module in modules.items():
-        if policy(module=module, recurse=False, nonwrapped_numel=0):
-            parent, _, last = name.rpartition(".")
-            wrapped = last == CHECKPOINTED
-            units.append((parent, modules[parent]) if wrapped else (name, module))
-    return units
+    return [(outer, modules[outer]) for outer in (_without_wrapper(name) for name, _ in found)]
+
+
+def _without_wrapper(name: str) -> str:
+    return name.removesuffix(f".{CHECKPOINTED}")

@@ -14,7 +14,7 @@ def make_optimizer(model: nn.Module, options: OptimizerConfig) -> torch.optim.Op
     """Fused AdamW over the sharded parameters; its moments are float32 as they are.
 
     Norms, biases and the relative position bias are not decayed: pulling a scale or an offset
-    towards 0 regularizes nothing.
+    towards 0 regularizes nothing. Frozen parameters are in no group.
 
     Args:
         model: sharded, with its weights in place.
@@ -23,6 +23,8 @@ def make_optimizer(model: nn.Module, options: OptimizerConfig) -> torch.optim.Op
     decayed: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
         # By name: FSDP1 hands out flat pieces, whose shape tells nothing.
         is_matrix = "norm" not in name and "bias" not in name
         (decayed if is_matrix else others).append(parameter)

@@ -27,6 +27,14 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "absent column": ({"data.summary_column": "abstract"}, ("abstract", "summary", "train.jsonl")),
     "unknown option": ({"train.epoch": 3}, ("train.epoch", "train.epochs")),
     "wrong type": ({"train.epochs": "three"}, ("train.epochs", "three")),
+    "units of a whole copy": (
+        {"parallel.engine": "ddp", "parallel.wrap": "size"},
+        ("parallel.wrap", "fsdp1 or fsdp2", "block"),
+    ),
+    "a size without wrapping by it": (
+        {"parallel.wrap_min_parameters": 5000},
+        ("parallel.wrap_min_parameters", "wrap: size", "1000000"),
+    ),
     "not honoured yet": ({"parallel.compile": "true"}, ("parallel.compile", "false")),
     "example above the limit": ({"train.micro_batch_tokens": 20}, ("micro_batch_tokens", "20")),
     "Hub name without network": (

@@ -168,6 +168,12 @@ def test_check_writes_nothing_and_says_what_would_be_trained(
     assert code == 0, err
     for words in ("the configuration is sound", "60 training examples", "10 in all", "(root)"):
         assert words in out
+    by_size = {"parallel.explain": "true", "parallel.wrap": "size",
+               "parallel.wrap_min_parameters": 2000}  # fmt: skip
+    code, out, err = pools(2).command(
+        "train", [*tiny_options(corpus, run_dir, **by_size), "--check", "true"]
+    )
+    assert code == 0 and "DenseReluDense.wi" in out, err
     assert not run_dir.exists()
 
 

@@ -158,6 +158,7 @@ def local_bytes(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, int]:
     }
 
 
+BY_SIZE = {"wrap": "size", "wrap_min_parameters": 70}
 MODES: list[tuple[int, dict[str, Any]]] = [
     *((ranks, {"engine": "fsdp2"}) for ranks in (1, 2, 4)),
     *((ranks, {"engine": "fsdp2", "sharding": "shard_grad_op"}) for ranks in (2, 4)),
@@ -175,6 +176,8 @@ MODES: list[tuple[int, dict[str, Any]]] = [
     (2, {"engine": "ddp", "sync_every_micro_batch": True}),
     (2, {"engine": "fsdp1", "sync_every_micro_batch": True}),
     (2, {"engine": "fsdp2", "sync_every_micro_batch": True}),
+    # With 70, decoder blocks are units for the sake of their norms, round units in them.
+    *((ranks, {"engine": e, **BY_SIZE}) for e in ("fsdp2", "fsdp1") for ranks in (1, 2, 4)),
 ]
 
 
@@ -224,12 +227,11 @@ def test_partly_recomputed_models_equal_plain_pytorch(
 def chosen_blocks(**options: Any) -> list[str]:
     from t5_fsdp.model.build import build_on_meta
     from t5_fsdp.parallel import activation_checkpointing
-    from t5_fsdp.parallel.wrapping import wrap_policy
 
     described = spec(False)
     described.config.num_layers = described.config.num_decoder_layers = 4
     model = build_on_meta(described)
-    activation_checkpointing.apply(model, ParallelConfig(**options), wrap_policy(model))
+    activation_checkpointing.apply(model, ParallelConfig(**options))
     wrapped = [n for n, m in model.named_modules() if type(m).__name__ == "CheckpointWrapper"]
     return [name.replace(".block.", "") for name in wrapped]
 
@@ -248,7 +250,7 @@ def test_the_units_of_sharding_are_told() -> None:
     from t5_fsdp.parallel.wrapping import describe_units
 
     model = build_on_meta(spec(True))
-    header, *lines = describe_units(model, 4).splitlines()
+    header, *lines = describe_units(model, ParallelConfig(), 4).splitlines()
     assert header.split() == ["unit", "parameters", "bytes", "a", "rank"]
     names, counts, sizes = zip(*(line.split() for line in lines), strict=True)
     blocks = [f"{stack}.block.{i}" for stack in ("encoder", "decoder") for i in range(2)]
@@ -302,6 +304,14 @@ def test_bf16_stays_near_float32(pools: Any) -> None:
         assert found[0] == pytest.approx(losses, rel=0.02)
         assert losses[-1] < 0.9 * losses[0]
         assert not math.isclose(found[0][-1], losses[-1], rel_tol=1e-6)
+
+
+@pytest.mark.parametrize("engine", ["fsdp2", "fsdp1"])
+def test_small_units_compute_in_bf16(pools: Any, engine: str) -> None:
+    losses, _, _ = plain(False, "sgd")
+    options = {"engine": engine, "param_dtype": "bf16", **BY_SIZE}
+    for found in pools(2).run(train, options, False, "sgd"):
+        assert found[0] == pytest.approx(losses, rel=0.02)
 
 
 FOUR = [(9, 1), (20, 17), (4, 3), (15, 8)]  # source and target tokens of four rows

@@ -35,8 +35,9 @@ class ModelConfig:
     training split."""
     tokenizer_vocab_size: int = 8000
     """Pieces of a trained tokenizer, special tokens included; read only with tokenizer: train."""
-    attention: Literal["sdpa", "eager"] = "sdpa"
-    """Attention implementation of transformers."""
+    attention: Literal["sdpa", "sdpa_per_layer", "eager"] = "sdpa"
+    """sdpa: torch's fused attention, position bias and mask added once a stack; sdpa_per_layer: as
+    transformers does it, anew in each layer; eager: plain matrix products."""
 
 
 @dataclass
@@ -154,7 +155,10 @@ class ParallelConfig:
     """Reduce gradients after each micro-batch instead of the last one only: more communication,
     but no unsharded float32 gradients in memory between micro-batches (large models)."""
     compile: bool = False
-    """torch.compile the T5 blocks."""
+    """torch.compile the T5 blocks (needs a C++ compiler on a CPU); see train.width_multiple."""
+    compile_backend: Literal["inductor", "aot_eager"] = "inductor"
+    """inductor: generated kernels; aot_eager: torch's own ones, to find out what compiling breaks.
+    """
     explain: bool = False
     """Say which units the model is sharded by: parameters, and bytes of them on a rank."""
 
@@ -197,6 +201,18 @@ class TrainConfig:
     """Most padded tokens on one device at a time: rows x (longest source + longest target)."""
     batching: Literal["length_grouped", "shuffled"] = "length_grouped"
     """length_grouped: examples of like length share a batch (less padding), in random order."""
+    width_multiple: int | None = None
+    """Widths of a micro-batch (longest source, longest target) are rounded up to a multiple of
+    this, by padding; null: 32 with parallel.compile, so that compiled blocks meet few shapes, else
+    1."""
+    label_smoothing: float = 0.0
+    """Share of each target's weight that is spread over the vocabulary; the logged loss is without
+    it."""
+    z_loss: float = 0.0
+    """Weight of the squared log of the softmax's denominator, which keeps logits small (T5X: 1e-4);
+    the logged loss is without it."""
+    loss_chunk_rows: int | None = None
+    """Target tokens whose logits are computed together; null: as many as make 256 MiB."""
     collective_timeout_seconds: int = 1800
     """A rank that waits longer than this for another one fails."""
 
@@ -269,6 +285,17 @@ class Config:
     logging: LoggingConfig = field(default_factory=LoggingConfig)
 
 
+# Widths of compiled blocks: a multiple of what tensor cores and fused attention like.
+_COMPILED_WIDTH_MULTIPLE = 32
+
+
+def width_multiple(config: Config) -> int:
+    """Of which number the widths of micro-batches are multiples, see `TrainConfig`."""
+    if config.train.width_multiple is not None:
+        return config.train.width_multiple
+    return _COMPILED_WIDTH_MULTIPLE if config.parallel.compile else 1
+
+
 def to_dict(config: Any) -> dict[str, Any]:
     """A (section of a) configuration as plain nested dicts, lists and scalars."""
     return dataclasses.asdict(config)
@@ -335,6 +362,10 @@ _MINIMUM: dict[str, float] = {
     "train.max_steps": 1,
     "train.global_batch_size": 1,
     "train.micro_batch_tokens": 1,
+    "train.width_multiple": 1,
+    "train.label_smoothing": 0,
+    "train.z_loss": 0,
+    "train.loss_chunk_rows": 1,
     "train.collective_timeout_seconds": 1,
     "checkpoint.every_steps": 1,
     "checkpoint.keep_last": 1,
@@ -346,7 +377,12 @@ _MINIMUM: dict[str, float] = {
     "evaluation.max_new_tokens": 1,
     "logging.every_steps": 1,
 }
-_MAXIMUM: dict[str, float] = {"seed": 2**63 - 1, "train.epochs": 1e9}
+_MAXIMUM: dict[str, float] = {
+    "seed": 2**63 - 1,
+    "train.epochs": 1e9,
+    "train.width_multiple": 1024,
+    "train.label_smoothing": 0.99,
+}
 _LARGEST = 2**31 - 1  # of every other whole number
 # These must be larger than zero: a run with none of it does nothing.
 _POSITIVE = ("optimizer.grad_clip_norm", "train.epochs")
@@ -355,7 +391,6 @@ _POSITIVE = ("optimizer.grad_clip_norm", "train.epochs")
 NOT_YET: dict[str, tuple[Any, ...]] = {
     "parallel.param_dtype": ("fp16",),
     "parallel.reduce_dtype": ("fp16",),
-    "parallel.compile": (True,),
     "optimizer.name": ("adafactor",),
     "logging.wandb": (True,),
 }
@@ -623,6 +658,11 @@ def _parallel_problems(parallel: ParallelConfig) -> list[str]:
                 f"parallel.activation_checkpointing_{name} is {value}, but nothing is recomputed; "
                 f"set it to {neutral}, or parallel.activation_checkpointing: full"
             )
+    if parallel.compile_backend != ParallelConfig.compile_backend and not parallel.compile:
+        problems.append(
+            "parallel.compile_backend is only with parallel.compile: true; set it to "
+            f"{ParallelConfig.compile_backend}"
+        )
     if engine == "ddp" and parallel.reduce_dtype != "fp32":
         problems.append("parallel.engine: ddp reduces in fp32; set parallel.reduce_dtype: fp32")
     return problems

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from t5_fsdp.checkpoint.manager import RunState, is_checkpoint, read_state, read_weights
 from t5_fsdp.cli import run_folder
-from t5_fsdp.config import Config, to_dict
+from t5_fsdp.config import Config, to_dict, width_multiple
 from t5_fsdp.data.batching import (
     Batches,
     MixturePart,
@@ -117,7 +117,8 @@ def find_start(
     check_model(spec, config.model.attention)
     validation = prepared.split("validation")
     if validation is not None:
-        check_longest(validation, config.train.micro_batch_tokens, "validation")
+        limit = config.train.micro_batch_tokens
+        check_longest(validation, limit, width_multiple(config), "validation")
     special = SpecialIds(tokenizer.pad_token_id, spec.config.decoder_start_token_id)
     batches: Batches
     if config.data.streaming:
@@ -253,6 +254,7 @@ def _batches(
         micro_batch_tokens=config.train.micro_batch_tokens,
         batching=config.train.batching,
         seed=config.seed,
+        width_multiple=width_multiple(config),
         mixture=mixture,
     )
 
@@ -264,7 +266,8 @@ def _stream(
     special: SpecialIds,
     place: dict[str, int],
 ) -> StreamBatches:
-    if problem := stream_problem(config.data, config.train.micro_batch_tokens):
+    limit, multiple = config.train.micro_batch_tokens, width_multiple(config)
+    if problem := stream_problem(config.data, limit, multiple):
         raise UserError(problem)
     return StreamBatches(
         config.data,
@@ -272,8 +275,9 @@ def _stream(
         special,
         world,
         global_batch_size=config.train.global_batch_size,
-        micro_batch_tokens=config.train.micro_batch_tokens,
+        micro_batch_tokens=limit,
         seed=config.seed,
+        width_multiple=multiple,
         **place,
     )
 

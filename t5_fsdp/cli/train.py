@@ -11,7 +11,7 @@ from t5_fsdp.cli import run_folder
 from t5_fsdp.cli.options import Extra, dump_yaml, parse_layers, resolve
 from t5_fsdp.cli.prepare_data import prepare_on_all_ranks, say_audit
 from t5_fsdp.cli.process import Session, run
-from t5_fsdp.config import Config
+from t5_fsdp.config import Config, width_multiple
 from t5_fsdp.data.sources import source_problems
 
 if TYPE_CHECKING:
@@ -238,6 +238,8 @@ def _explain(model: Any, config: Config, session: Session, world: World) -> None
 
 def _build_engine(start: StartingPoint, config: Config, session: Session, world: World) -> Engine:
     from t5_fsdp.model.build import build_on_meta, num_parameters
+    from t5_fsdp.model.forward import attach_loss
+    from t5_fsdp.model.loss import LossOptions
     from t5_fsdp.parallel.engine import parallelize
 
     model = build_on_meta(start.spec, config.model.attention)
@@ -247,6 +249,8 @@ def _build_engine(start: StartingPoint, config: Config, session: Session, world:
         f"attention {config.model.attention}"
     )
     _explain(model, config, session, world)
+    train = config.train
+    attach_loss(model, LossOptions(train.label_smoothing, train.z_loss, train.loss_chunk_rows))
     engine = parallelize(model, config.parallel, world)
     if start.resume is None:
         engine.load_full(start.weights)
@@ -296,6 +300,7 @@ def _validator(
             session.console,
             newline=newline,
             micro_batch_tokens=config.train.micro_batch_tokens,
+            width_multiple=width_multiple(config),
             output_dir=Path(config.run_dir) / "evaluation" / f"step-{step:08d}" / "validation",
         )
 

@@ -204,6 +204,11 @@ def _check_fits(source: list[int], target: list[int], limit: int) -> None:
         )
 
 
+def round_up(lengths: Any, multiple: int) -> Any:
+    """Lengths (a number or an array of them), each the next multiple of `multiple`."""
+    return -(-lengths // multiple) * multiple
+
+
 def _padded(group: Sequence[int], source: list[int], target: list[int]) -> int:
     if not group:
         return 0
@@ -299,15 +304,20 @@ class MicroBatch:
         attention_mask: int64 [batch, source], 1 at real tokens.
         decoder_input_ids: int64 [batch, target], the labels shifted right.
         labels: int64 [batch, target], -100 at padding.
+        target_rows: int64 [targets], where the real ones stand in the flattened labels. Found on
+            the CPU: on a GPU the host would have to wait for their number.
+        target_ids: int64 [targets], the labels there.
     """
 
     input_ids: torch.Tensor
     attention_mask: torch.Tensor
     decoder_input_ids: torch.Tensor
     labels: torch.Tensor
+    target_rows: torch.Tensor
+    target_ids: torch.Tensor
 
     def inputs(self) -> dict[str, Any]:
-        """What the model's forward takes; the labels are for our own loss."""
+        """What the model's forward takes to give logits."""
         return {
             "input_ids": self.input_ids,
             "attention_mask": self.attention_mask,
@@ -315,19 +325,19 @@ class MicroBatch:
             "use_cache": False,  # recomputation under activation checkpointing fails with a cache
         }
 
+    def loss_inputs(self) -> dict[str, Any]:
+        """What it takes to give the loss, see `model.forward`."""
+        targets = {"target_rows": self.target_rows, "target_ids": self.target_ids}
+        return {**self.inputs(), **targets}
+
     def to(self, device: torch.device) -> MicroBatch:
         """The same batch on `device`; the copy overlaps with computing where memory is pinned."""
         pin = device.type == "cuda"
         return MicroBatch(
-            *(
-                (tensor.pin_memory() if pin else tensor).to(device, non_blocking=pin)
-                for tensor in (
-                    self.input_ids,
-                    self.attention_mask,
-                    self.decoder_input_ids,
-                    self.labels,
-                )
-            )
+            **{
+                name: (tensor.pin_memory() if pin else tensor).to(device, non_blocking=pin)
+                for name, tensor in vars(self).items()
+            }
         )
 
 
@@ -340,35 +350,37 @@ class SpecialIds:
 
 
 def collate(
-    sources: Sequence[np.ndarray], targets: Sequence[np.ndarray], special: SpecialIds
+    sources: Sequence[np.ndarray],
+    targets: Sequence[np.ndarray],
+    special: SpecialIds,
+    width_multiple: int = 1,
 ) -> MicroBatch:
     """Pad token ids to the longest source and the longest target of the micro-batch.
 
     Without examples it is one row of padding without a real target: every rank has to take part
     in the collectives of a forward and backward, and this one adds exactly zero to them.
+
+    Args:
+        width_multiple: both widths are rounded up to a multiple of it.
     """
     import torch
 
     if not sources:
-        blank = np.array([special.pad], dtype=np.int64)
-        batch = collate([blank], [blank], special)
-        return MicroBatch(
-            batch.input_ids,
-            batch.attention_mask,
-            batch.decoder_input_ids,
-            torch.full_like(batch.labels, IGNORED_LABEL),
-        )
-    input_ids = _pad(sources, special.pad)
-    labels = _pad(targets, IGNORED_LABEL)
+        sources, targets = [np.array([special.pad])], [np.array([IGNORED_LABEL])]
+    input_ids = _pad(sources, special.pad, width_multiple)
+    labels = _pad(targets, IGNORED_LABEL, width_multiple)
     decoder_input_ids = np.full_like(labels, special.decoder_start)
     decoder_input_ids[:, 1:] = np.where(labels == IGNORED_LABEL, special.pad, labels)[:, :-1]
     lengths = np.array([len(source) for source in sources])
     mask = (np.arange(input_ids.shape[1])[None, :] < lengths[:, None]).astype(np.int64)
-    return MicroBatch(*map(torch.from_numpy, (input_ids, mask, decoder_input_ids, labels)))
+    real = np.flatnonzero(labels != IGNORED_LABEL)
+    arrays = (input_ids, mask, decoder_input_ids, labels, real, labels.reshape(-1)[real])
+    return MicroBatch(*map(torch.from_numpy, arrays))
 
 
-def _pad(rows: Sequence[np.ndarray], value: int) -> np.ndarray:
-    padded = np.full((len(rows), max(map(len, rows))), value, dtype=np.int64)
+def _pad(rows: Sequence[np.ndarray], value: int, width_multiple: int) -> np.ndarray:
+    width = int(round_up(max(map(len, rows)), width_multiple))
+    padded = np.full((len(rows), width), value, dtype=np.int64)
     for index, row in enumerate(rows):
         padded[index, : len(row)] = row
     return padded
@@ -422,6 +434,7 @@ class StepBatches:
         split: token ids and their lengths.
         special: ids for padding and for the decoder's start.
         rank, world_size: whose share to collate.
+        width_multiple: the widths of micro-batches are multiples of it.
         mixture: the split's sources with their weights; none: each example once an epoch.
 
     Raises:
@@ -439,6 +452,7 @@ class StepBatches:
         micro_batch_tokens: int,
         batching: str,
         seed: int,
+        width_multiple: int = 1,
         mixture: Sequence[MixturePart] = (),
     ) -> None:
         if len(split) == 0:
@@ -449,9 +463,10 @@ class StepBatches:
         self._global_batch_size = global_batch_size
         self._micro_batch_tokens = micro_batch_tokens
         self._batching, self._seed = batching, seed
+        self._width_multiple = width_multiple
         self._mixture = mixture
         self._plan: tuple[int, EpochPlan] | None = None
-        check_longest(split, micro_batch_tokens)
+        check_longest(split, micro_batch_tokens, width_multiple)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -479,9 +494,9 @@ class StepBatches:
         indices = self._epoch_plan(epoch).batch(place)
         source = self._split.source_lengths[indices]
         target = self._split.target_lengths[indices]
+        widths = [round_up(lengths, self._width_multiple).tolist() for lengths in (source, target)]
         shares = divide_batch(
-            source.tolist(),
-            target.tolist(),
+            *widths,
             world_size=self._world_size,
             micro_batch_tokens=self._micro_batch_tokens,
             rotation=step,
@@ -496,11 +511,7 @@ class StepBatches:
             + min(len(self._split), (place + 1) * self._global_batch_size),
             source_tokens=int(source.sum()),
             target_tokens=int(target.sum()),
-            padded_tokens=sum(
-                _padded(group, source.tolist(), target.tolist())
-                for share in shares
-                for group in share
-            ),
+            padded_tokens=sum(_padded(group, *widths) for share in shares for group in share),
         )
 
     def _epoch_plan(self, epoch: int) -> EpochPlan:
@@ -524,21 +535,26 @@ class StepBatches:
             [self._split.source(int(i)) for i in indices],
             [self._split.target(int(i)) for i in indices],
             self._special,
+            self._width_multiple,
         )
 
 
-def check_longest(split: TokenSource, micro_batch_tokens: int, name: str = "train") -> None:
+def check_longest(
+    split: TokenSource, micro_batch_tokens: int, width_multiple: int = 1, name: str = "train"
+) -> None:
     """Refuse, before the first step, a split with an example above `micro_batch_tokens`.
 
     Args:
         split: lengths of its sources and targets.
         micro_batch_tokens: the limit.
+        width_multiple: lengths count as the next multiple of it.
         name: of the split, for the message.
 
     Raises:
         UserError: naming the row, its length and the options to change.
     """
-    totals = split.source_lengths.astype(np.int64) + split.target_lengths
+    source = round_up(split.source_lengths.astype(np.int64), width_multiple)
+    totals = source + round_up(split.target_lengths, width_multiple)
     worst = int(totals.argmax()) if len(totals) else 0
     if len(totals) and totals[worst] > micro_batch_tokens:
         raise UserError(
@@ -556,11 +572,12 @@ def evaluation_batches(
     rank: int,
     world_size: int,
     micro_batch_tokens: int,
+    width_multiple: int = 1,
 ) -> list[MicroBatch]:
     """One rank's share of a pass over `indices`; every rank gets the same number of batches."""
     shares = divide_batch(
-        split.source_lengths[indices].tolist(),
-        split.target_lengths[indices].tolist(),
+        round_up(split.source_lengths[indices], width_multiple).tolist(),
+        round_up(split.target_lengths[indices], width_multiple).tolist(),
         world_size=world_size,
         micro_batch_tokens=micro_batch_tokens,
     )
@@ -569,6 +586,7 @@ def evaluation_batches(
             [split.source(int(indices[i])) for i in group],
             [split.target(int(indices[i])) for i in group],
             special,
+            width_multiple,
         )
         for group in shares[rank]
     ]

@@ -20,7 +20,7 @@ import numpy as np
 
 from t5_fsdp.config import DataConfig
 from t5_fsdp.data import hub
-from t5_fsdp.data.batching import MicroBatch, SpecialIds, StepBatch, collate, divide_batch
+from t5_fsdp.data.batching import MicroBatch, SpecialIds, StepBatch, collate, divide_batch, round_up
 from t5_fsdp.data.readers import BadRow, Row, read_rows
 from t5_fsdp.data.sources import (
     check_columns,
@@ -44,9 +44,12 @@ Pair = tuple[str, str]
 _DIGEST_ROWS = 1000
 
 
-def stream_problem(data: DataConfig, micro_batch_tokens: int) -> str | None:
+def stream_problem(
+    data: DataConfig, micro_batch_tokens: int, width_multiple: int = 1
+) -> str | None:
     """Why a stream could fail at some later row, or None."""
-    longest = data.max_source_tokens + data.max_target_tokens
+    source, target = data.max_source_tokens, data.max_target_tokens
+    longest = round_up(source, width_multiple) + round_up(target, width_multiple)
     if longest <= micro_batch_tokens:
         return None
     return (
@@ -158,6 +161,7 @@ class StreamBatches:
         global_batch_size: int,
         micro_batch_tokens: int,
         seed: int,
+        width_multiple: int = 1,
         epoch: int = 0,
         row: int = 0,
         examples_seen: int = 0,
@@ -165,7 +169,7 @@ class StreamBatches:
         self._data, self._special, self._world = data, special, world
         self._encoder = Encoder(tokenizer, newline_id(tokenizer, data.keep_newlines))
         self._global_batch_size, self._limit = global_batch_size, micro_batch_tokens
-        self._seed = seed
+        self._seed, self._width_multiple = seed, width_multiple
         self._start = (epoch, row)
         self._seen = examples_seen
 
@@ -191,7 +195,8 @@ class StreamBatches:
         )
         # Every rank does the same number of forwards.
         most = int(self._world.maximum(len(mine.micro_batches)))
-        empty = [collate([], [], self._special)] * (most - len(mine.micro_batches))
+        blank = collate([], [], self._special, self._width_multiple)
+        empty = [blank] * (most - len(mine.micro_batches))
         self._seen += mine.num_examples
         return StepBatch(
             step=step,
@@ -230,13 +235,18 @@ class StreamBatches:
             encoder.encode_lines([summary for _, summary in mine]), data.max_target_tokens
         )
         [groups] = divide_batch(
-            list(map(len, sources)),
-            list(map(len, targets)),
+            [round_up(len(source), self._width_multiple) for source in sources],
+            [round_up(len(target), self._width_multiple) for target in targets],
             world_size=1,
             micro_batch_tokens=self._limit,
         )
         micro_batches = [
-            collate([sources[i] for i in group], [targets[i] for i in group], self._special)
+            collate(
+                [sources[i] for i in group],
+                [targets[i] for i in group],
+                self._special,
+                self._width_multiple,
+            )
             for group in groups
         ]
         return _Local(

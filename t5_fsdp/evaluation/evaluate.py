@@ -22,7 +22,6 @@ from t5_fsdp.evaluation.rouge import (
     write_predictions,
     write_rouge,
 )
-from t5_fsdp.model.loss import summed_cross_entropy
 from t5_fsdp.seeding import numpy_generator
 
 if TYPE_CHECKING:
@@ -46,10 +45,14 @@ def validation_loss(
     special: SpecialIds,
     world: World,
     micro_batch_tokens: int,
+    width_multiple: int = 1,
 ) -> float:
     """Mean nats a real target token over `indices`, dropout off; a collective.
 
     Every rank does the same number of forwards, as sharded models need.
+
+    Args:
+        model: one that `model.forward.attach_loss` has given the loss.
     """
     batches = evaluation_batches(
         split,
@@ -58,6 +61,7 @@ def validation_loss(
         rank=world.rank,
         world_size=world.world_size,
         micro_batch_tokens=micro_batch_tokens,
+        width_multiple=width_multiple,
     )
     was_training = model.training
     model.eval()
@@ -65,8 +69,8 @@ def validation_loss(
     with torch.no_grad():
         for batch in batches:
             batch = batch.to(world.device)
-            logits = model(**batch.inputs()).logits
-            total += float(summed_cross_entropy(logits, batch.labels))
+            _, cross_entropy = model(**batch.loss_inputs())
+            total += float(cross_entropy)
     model.train(was_training)
     return world.sum([total])[0] / int(split.target_lengths[indices].sum())
 
@@ -155,6 +159,7 @@ def validate(
     *,
     newline: int | None,
     micro_batch_tokens: int,
+    width_multiple: int,
     output_dir: Path,
 ) -> dict[str, float]:
     """Loss, then ROUGE, of a running training; the same figures on every rank; a collective.
@@ -164,7 +169,9 @@ def validate(
         full_model: gathers the whole model for decoding, on every rank.
     """
     began = time.perf_counter()
-    loss = validation_loss(model, split, indices, special, world, micro_batch_tokens)
+    loss = validation_loss(
+        model, split, indices, special, world, micro_batch_tokens, width_multiple
+    )
     predictions = summarize_split(
         full_model(), tokenizer, split, indices, settings, world, console, newline
     )

@@ -25,6 +25,7 @@ from torch import nn
 
 from t5_fsdp.config import ModelConfig
 from t5_fsdp.errors import UserError
+from t5_fsdp.model import attention as attention_module
 from t5_fsdp.seeding import seed_torch
 
 if TYPE_CHECKING:
@@ -67,10 +68,13 @@ def build_on_meta(spec: ModelSpec, attention: str = "sdpa") -> PreTrainedModel:
     """A float32 model without memory, its head tied or not as `spec` says."""
     from transformers import AutoModelForSeq2SeqLM
 
+    attention_module.register()
+    chosen = attention_module.implementation(spec.config.model_type, attention)
     with torch.device("meta"):
         model = AutoModelForSeq2SeqLM.from_config(
-            spec.config, dtype=torch.float32, attn_implementation=attention
+            spec.config, dtype=torch.float32, attn_implementation=chosen
         )
+    attention_module.install(model)
     if spec.own_head:
         _untie_head(model)
     return model

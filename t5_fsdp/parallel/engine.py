@@ -13,7 +13,7 @@ from t5_fsdp.config import ParallelConfig
 from t5_fsdp.distributed import World
 from t5_fsdp.errors import UserError
 from t5_fsdp.model.build import StateDict, restore_buffers
-from t5_fsdp.parallel import activation_checkpointing
+from t5_fsdp.parallel import activation_checkpointing, compilation
 from t5_fsdp.parallel.ddp import DDPEngine
 from t5_fsdp.parallel.fsdp1 import FSDP1Engine
 from t5_fsdp.parallel.fsdp2 import FSDP2Engine
@@ -71,7 +71,7 @@ class Engine(Protocol):
 
 
 def parallelize(model: nn.Module, options: ParallelConfig, world: World) -> Engine:
-    """Activation checkpointing, then sharding. Make the optimizer from the loaded model.
+    """Activation checkpointing -> compile -> shard. Make the optimizer from the loaded model.
 
     The order matters: recomputation must lie inside a sharding unit, so that the unit's weights
     are gathered once for recomputation and backward together.
@@ -88,10 +88,14 @@ def parallelize(model: nn.Module, options: ParallelConfig, world: World) -> Engi
             recompute.
         ValueError: a buffer has no value that could be found out, see `restore_buffers`.
     """
-    if problems := mesh_problems(options, world):
+    problems = mesh_problems(options, world)
+    if problem := compilation.compilation_problem(options, world.device):
+        problems.append(problem)
+    if problems:
         raise UserError(*problems)
     restore_buffers(model)
     activation_checkpointing.apply(model, options)
+    compilation.apply(model, options)
     if options.engine == "ddp":
         return DDPEngine(model, options, world)
     if options.engine == "fsdp1":

@@ -26,7 +26,6 @@ from t5_fsdp.distributed import World
 from t5_fsdp.errors import Preempted
 from t5_fsdp.interruption import Interruption
 from t5_fsdp.model.flops import T5Shape, training_flops
-from t5_fsdp.model.loss import summed_cross_entropy
 from t5_fsdp.parallel.engine import Engine
 from t5_fsdp.seeding import seed_torch
 from t5_fsdp.training.metrics import MetricsFile, Window, write_status
@@ -157,10 +156,9 @@ class Trainer:
     def _forward_backward(self, batch: StepBatch, index: int) -> torch.Tensor:
         micro = batch.micro_batches[index].to(self._world.device)
         with self._engine.micro_batch(is_last=index == len(batch.micro_batches) - 1):
-            logits = self._engine.model(**micro.inputs()).logits
-            loss = summed_cross_entropy(logits, micro.labels)
-            self._engine.backward(loss / batch.target_tokens)
-        return loss.detach()
+            objective, cross_entropy = self._engine.model(**micro.loss_inputs())
+            self._engine.backward(objective / batch.target_tokens)
+        return cross_entropy
 
     def _asked_to_stop(self) -> bool:
         return self._interruption.requested is not None

@@ -94,13 +94,16 @@ def train(
 
     from t5_fsdp.data.batching import SpecialIds, collate
     from t5_fsdp.model.build import build_on_meta, draw_weights
-    from t5_fsdp.model.loss import summed_cross_entropy
+    from t5_fsdp.model.forward import attach_loss
+    from t5_fsdp.model.loss import LossOptions
     from t5_fsdp.parallel.engine import check_optimizer, parallelize
 
     described = spec(own_head)
     options = ParallelConfig(**{"param_dtype": "fp32", **parallel})
     with joined_world() as world:
-        engine = parallelize(build_on_meta(described), options, world)
+        model = build_on_meta(described)
+        attach_loss(model, LossOptions(chunk_rows=7))  # several chunks
+        engine = parallelize(model, options, world)
         engine.load_full(draw_weights(described, seed=1) if world.is_main else {})
         optimizer = make_optimizer(engine.model, optimizer_name)
         check_optimizer(optimizer, engine.model)
@@ -117,10 +120,9 @@ def train(
                     [np.array(s) for s, _ in part], [np.array(t) for _, t in part], SpecialIds(0, 0)
                 )
                 with engine.micro_batch(is_last=number == MICRO_BATCHES - 1):
-                    logits = engine.model(**micro.inputs()).logits
-                    loss = summed_cross_entropy(logits, micro.labels)
-                    engine.backward(loss / tokens)
-                total += float(loss.detach())
+                    objective, cross_entropy = engine.model(**micro.loss_inputs())
+                    engine.backward(objective / tokens)
+                total += float(cross_entropy)
                 if number == 0 or options.engine != "fsdp1":
                     # A validation between two micro-batches changes nothing, nor one between
                     # backward and step (which FSDP1 cannot do).
@@ -324,7 +326,8 @@ def gradient(per_micro_batch: int) -> dict[str, torch.Tensor]:
 
     from t5_fsdp.data.batching import SpecialIds, collate
     from t5_fsdp.model.build import build_on_meta, draw_weights
-    from t5_fsdp.model.loss import summed_cross_entropy
+    from t5_fsdp.model.forward import attach_loss
+    from t5_fsdp.model.loss import LossOptions
     from t5_fsdp.parallel.common import clean_name
     from t5_fsdp.parallel.engine import parallelize
 
@@ -336,16 +339,17 @@ def gradient(per_micro_batch: int) -> dict[str, torch.Tensor]:
     four = [(ids(source), ids(target)) for source, target in FOUR]
     described = spec(False)
     with joined_world() as world:
-        engine = parallelize(build_on_meta(described), ParallelConfig(param_dtype="fp32"), world)
+        model = build_on_meta(described)
+        attach_loss(model, LossOptions())
+        engine = parallelize(model, ParallelConfig(param_dtype="fp32"), world)
         engine.load_full(draw_weights(described, seed=1) if world.is_main else {})
         mine = four[world.rank :: world.world_size]
         parts = [mine[i : i + per_micro_batch] for i in range(0, len(mine), per_micro_batch)]
         for number, part in enumerate(parts):
             micro = collate([s for s, _ in part], [t for _, t in part], SpecialIds(0, 0))
             with engine.micro_batch(is_last=number == len(parts) - 1):
-                logits = engine.model(**micro.inputs()).logits
-                loss = summed_cross_entropy(logits, micro.labels)
-                engine.backward(loss / sum(target for _, target in FOUR))
+                objective, _ = engine.model(**micro.loss_inputs())
+                engine.backward(objective / sum(target for _, target in FOUR))
         found = {}
         for name, parameter in engine.model.named_parameters():
             assert isinstance(parameter.grad, DTensor)

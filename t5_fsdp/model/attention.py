@@ -1,0 +1,190 @@
+"""T5's attention with the position bias and the padding mask of a stack added once.
+
+transformers adds the two in every layer, into a new [batch, heads, query, key] tensor each time,
+and adds a bias of zeros in cross-attention. Here the first layer of a stack, which owns the bias,
+adds the mask to it and hands the sum on as "the bias"; cross-attention gets the mask alone. The
+numbers are those of transformers' eager attention, see tests/model/test_attention.py.
+
+This rests on transformers' public registries of attention and mask functions, and on three names
+inside its T5 classes (`compute_bias`, `has_relative_attention_bias`, and the arguments `mask` and
+`position_bias`), which `install` checks.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+# The sum is handed from layer to layer (T5, mT5), or each layer has a bias of its own (umT5).
+_SHARED, _OWN = "t5_shared_bias_sdpa", "t5_own_bias_sdpa"
+# What CUDA's memory-efficient attention asks of a bias's rows; it would copy the tensor in every
+# layer otherwise.
+_ALIGNMENT = 16
+
+
+def implementation(model_type: str, attention: str) -> str:
+    """transformers' name for the option `model.attention` in a model of this type.
+
+    Other models than T5's have no position bias: theirs is transformers' `sdpa`.
+    """
+    if attention == "sdpa_per_layer":
+        return "sdpa"
+    if attention == "sdpa" and model_type in ("t5", "mt5"):
+        return _SHARED
+    if attention == "sdpa" and model_type == "umt5":
+        return _OWN
+    return attention
+
+
+def register() -> None:
+    """Make the attention known to transformers; call it before a model is built with it."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    for name, function in ((_SHARED, _attend_with_shared_bias), (_OWN, _attend_with_own_bias)):
+        AttentionInterface.register(name, function)
+        # Without a mask function of that name transformers would leave the masks out.
+        AttentionMaskInterface.register(name, _mask)
+
+
+def install(model: nn.Module) -> None:
+    """Have the first layer of each stack hand on the sum; for a model built with our attention.
+
+    Raises:
+        RuntimeError: the installed transformers' T5 has other names inside.
+    """
+    if getattr(getattr(model, "config", None), "_attn_implementation", None) != _SHARED:
+        return
+    for module in model.modules():
+        if hasattr(module, "compute_bias"):
+            names = inspect.signature(module.forward).parameters
+            if not {"mask", "position_bias"} <= set(names):
+                raise RuntimeError(
+                    f"{type(module).__name__} of this transformers release has another forward; "
+                    "set model.attention: sdpa_per_layer"
+                )
+            module.register_forward_pre_hook(_complete_bias, with_kwargs=True)
+
+
+def _complete_bias(
+    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """In the first layer of a stack: the bias of all its layers, mask included.
+
+    A function of its inputs alone, so that a recomputation and a compiler see the same.
+    """
+    mask = kwargs.get("mask")
+    if kwargs.get("position_bias") is not None or mask is None:
+        return None
+    states = args[0] if args else kwargs["hidden_states"]
+    dtype = _compute_dtype(states)
+    if module.has_relative_attention_bias:
+        cache = kwargs.get("cache", kwargs.get("past_key_values"))
+        past = 0 if cache is None else cache.get_seq_length(module.layer_idx)
+        bias = _biased_mask(module, mask, states.shape[1], past, dtype)
+    else:
+        bias = _additive(mask, dtype)
+    return args, {**kwargs, "position_bias": bias}
+
+
+def _biased_mask(
+    attention: Any, mask: torch.Tensor, queries: int, past: Any, dtype: torch.dtype
+) -> torch.Tensor:
+    """[batch, heads, query, key]: the position bias where a query may look, else the least value.
+
+    Args:
+        mask: bool [batch, 1, query, key].
+        past: tokens decoded before.
+    """
+    keys = mask.shape[-1]
+    padded = _pad_rows(mask)
+    # A copy, as in transformers: a cache may change the length in place.
+    past = past.clone() if isinstance(past, torch.Tensor) else past
+    bias = attention.compute_bias(
+        queries, padded.shape[-1], device=mask.device, past_seen_tokens=past
+    )
+    bias = bias.to(dtype)
+    return torch.where(padded, bias, torch.finfo(dtype).min)[..., :keys]
+
+
+def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """0 where `mask` is true, else the dtype's least value; [batch, 1, query, key]."""
+    padded = _pad_rows(mask)
+    zeros = torch.zeros((), dtype=dtype, device=mask.device)
+    return torch.where(padded, zeros, torch.finfo(dtype).min)[..., : mask.shape[-1]]
+
+
+def _pad_rows(mask: torch.Tensor) -> torch.Tensor:
+    if mask.device.type != "cuda":
+        return mask
+    return F.pad(mask, (0, -mask.shape[-1] % _ALIGNMENT))
+
+
+def _compute_dtype(states: torch.Tensor) -> torch.dtype:
+    kind = states.device.type
+    if kind != "meta" and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return states.dtype
+
+
+def _mask(**kwargs: Any) -> torch.Tensor | None:
+    """bool [batch, 1, query, key], always: to leave it out, transformers asks the device."""
+    from transformers.masking_utils import sdpa_mask
+
+    kwargs.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
+    return sdpa_mask(**kwargs)
+
+
+def _attend_with_shared_bias(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    position_bias: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention function; query, key, value are [batch, heads, tokens, d_kv].
+
+    `position_bias` holds the mask already.
+    """
+    return _attend(query, key, value, position_bias, dropout, scaling), None
+
+
+def _attend_with_own_bias(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    position_bias: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """As `_attend_with_shared_bias`, of a layer whose bias nobody else uses."""
+    bias = attention_mask
+    if module.has_relative_attention_bias and attention_mask is not None:
+        assert position_bias is not None
+        bias = torch.where(attention_mask, position_bias, torch.finfo(position_bias.dtype).min)
+    return _attend(query, key, value, bias, dropout, scaling), None
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None,
+    dropout: float,
+    scaling: float | None,
+) -> torch.Tensor:
+    """[batch, query, heads, d_kv]."""
+    output = F.scaled_dot_product_attention(
+        query, key, value, attn_mask=bias, dropout_p=dropout, scale=scaling
+    )
+    return output.transpose(1, 2).contiguous()

@@ -658,6 +658,11 @@ def _parallel_problems(parallel: ParallelConfig) -> list[str]:
                 f"parallel.activation_checkpointing_{name} is {value}, but nothing is recomputed; "
                 f"set it to {neutral}, or parallel.activation_checkpointing: full"
             )
+    if parallel.compile and parallel.wrap == "size":
+        problems.append(
+            "parallel.compile is for parallel.wrap: block: a unit inside a compiled block would be "
+            "gathered in the middle of it; set parallel.wrap: block, or parallel.compile: false"
+        )
     if parallel.compile_backend != ParallelConfig.compile_backend and not parallel.compile:
         problems.append(
             "parallel.compile_backend is only with parallel.compile: true; set it to "

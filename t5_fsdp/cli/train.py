@@ -158,6 +158,7 @@ def _train_from(
             checkpoint=config.checkpoint,
             evaluation=config.evaluation,
             logging=config.logging,
+            compiles=config.parallel.compile,
         ),
         run_dir=run_dir,
         world=world,
@@ -237,6 +238,7 @@ def _explain(model: Any, config: Config, session: Session, world: World) -> None
 
 
 def _build_engine(start: StartingPoint, config: Config, session: Session, world: World) -> Engine:
+    from t5_fsdp.model.attention import describe
     from t5_fsdp.model.build import build_on_meta, num_parameters
     from t5_fsdp.model.forward import attach_loss
     from t5_fsdp.model.loss import LossOptions
@@ -246,7 +248,7 @@ def _build_engine(start: StartingPoint, config: Config, session: Session, world:
     session.console.say(
         f"{num_parameters(model):,} parameters, {world.world_size} x {_device_name(world)}, "
         f"{config.parallel.engine} {config.parallel.param_dtype}, "
-        f"attention {config.model.attention}"
+        f"attention {describe(model)}"
     )
     _explain(model, config, session, world)
     train = config.train

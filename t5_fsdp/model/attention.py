@@ -40,6 +40,16 @@ def implementation(model_type: str, attention: str) -> str:
     return attention
 
 
+def describe(model: Any) -> str:
+    """The attention that a model uses, for the log."""
+    name = str(model.config._attn_implementation)
+    names = {
+        _SHARED: "sdpa, bias and mask added once a stack",
+        _OWN: "sdpa, mask added to each layer's own bias",
+    }
+    return names.get(name, f"{name} of transformers")
+
+
 def register() -> None:
     """Make the attention known to transformers; call it before a model is built with it."""
     from transformers import AttentionInterface, AttentionMaskInterface

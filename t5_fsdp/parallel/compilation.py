@@ -12,7 +12,7 @@ from t5_fsdp.parallel.wrapping import find_blocks
 
 # Kinds of blocks (first of a stack, others; encoder, decoder) x training and evaluation, twice
 # over for shapes that happen to coincide (as many source as target tokens, a single row).
-_MOST_GRAPHS = 16
+MOST_GRAPHS = 16
 
 
 def apply(model: nn.Module, options: ParallelConfig) -> None:
@@ -37,7 +37,7 @@ def apply(model: nn.Module, options: ParallelConfig) -> None:
             f"{type(model).__name__} names no repeated blocks to compile (in _no_split_modules); "
             "set parallel.compile: false"
         )
-    _allow_graphs(_MOST_GRAPHS)
+    _allow_graphs(MOST_GRAPHS)
     for _, block in blocks:
         block.forward = torch.compile(  # type: ignore[method-assign]
             block.forward, backend=options.compile_backend, dynamic=True

@@ -26,6 +26,7 @@ from t5_fsdp.distributed import World
 from t5_fsdp.errors import Preempted
 from t5_fsdp.interruption import Interruption
 from t5_fsdp.model.flops import T5Shape, training_flops
+from t5_fsdp.parallel.compilation import MOST_GRAPHS, num_compilations
 from t5_fsdp.parallel.engine import Engine
 from t5_fsdp.seeding import seed_torch
 from t5_fsdp.training.metrics import MetricsFile, Window, write_status
@@ -38,7 +39,11 @@ class NonFiniteError(Exception):
 
 @dataclass(frozen=True)
 class LoopOptions:
-    """The sections of the configuration that the loop reads."""
+    """The sections of the configuration that the loop reads.
+
+    Attributes:
+        compiles: the model's blocks are compiled as they are met.
+    """
 
     seed: int
     optimizer: OptimizerConfig
@@ -47,6 +52,7 @@ class LoopOptions:
     checkpoint: CheckpointConfig
     evaluation: EvaluationConfig
     logging: LoggingConfig
+    compiles: bool = False
 
 
 @dataclass
@@ -110,6 +116,7 @@ class Trainer:
         self._metrics = MetricsFile(run_dir / "metrics.jsonl" if world.is_main else None)
         self._last = total_steps(batches.steps_per_epoch, options.train)
         self._saved_step = state.step if state.step else None
+        self._num_compilations = 0
         self._board = _TensorBoard(run_dir, world.is_main and options.logging.tensorboard)
 
     def run(self) -> None:
@@ -229,6 +236,14 @@ class Trainer:
         speed = f"{row['tokens_per_second']:,.0f} tokens/s"
         progress.note(f"(to step {batch.step}: loss {row['loss']:.3f}, {speed})")
         self._window = Window()
+        if self._options.compiles:
+            self._say_compilations(batch.step)
+
+    def _say_compilations(self, step: int) -> None:
+        count = num_compilations()
+        if count > self._num_compilations:
+            self._console.say(f"to step {step}: {count} graphs compiled, of {MOST_GRAPHS} at most")
+        self._num_compilations = count
 
     def _mfu(self) -> float | None:
         if self._peak_flops is None:

@@ -35,7 +35,11 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"parallel.wrap_min_parameters": 5000},
         ("parallel.wrap_min_parameters", "wrap: size", "1000000"),
     ),
-    "not honoured yet": ({"parallel.compile": "true"}, ("parallel.compile", "false")),
+    "compiled units of any size": (
+        {"parallel.wrap": "size", "parallel.compile": "true"},
+        ("parallel.compile", "wrap: block"),
+    ),
+    "not honoured yet": ({"logging.wandb": "true"}, ("logging.wandb", "false")),
     "example above the limit": ({"train.micro_batch_tokens": 20}, ("micro_batch_tokens", "20")),
     "Hub name without network": (
         {"model.name": "google-t5/t5-small", "model.init": "pretrained", "model.config": "{}"},

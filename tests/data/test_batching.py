@@ -15,6 +15,7 @@ from t5_fsdp.data.batching import (
     IGNORED_LABEL,
     SpecialIds,
     StepBatches,
+    check_longest,
     collate,
     divide_batch,
     plan_epoch,
@@ -182,3 +183,36 @@ def test_an_example_above_the_limit_is_named() -> None:
             batching="shuffled",
             seed=1,
         )
+
+
+def test_widths_are_multiples_and_stay_within_the_limit() -> None:
+    rng = np.random.default_rng(7)
+    source, target = rng.integers(1, 60, 300), rng.integers(1, 20, 300)
+    split = TokenizedSplit.from_ids([[1] * n for n in source], [[1] * n for n in target])
+    for multiple in (1, 8, 32):
+        batches = StepBatches(
+            split, SpecialIds(0, 0), rank=1, world_size=2, global_batch_size=50,
+            micro_batch_tokens=600, batching="length_grouped", seed=1, width_multiple=multiple,
+        )  # fmt: skip
+        seen = padded = 0
+        for batch in batches.iterate(1, batches.steps_per_epoch):
+            for micro in batch.micro_batches:
+                rows, width = micro.input_ids.shape
+                assert width % multiple == 0 and micro.labels.shape[1] % multiple == 0
+                assert rows * (width + micro.labels.shape[1]) <= 600
+                seen += len(micro.target_ids)
+            padded += batch.padded_tokens
+        assert padded >= source.sum() + target.sum()
+        assert 0 < seen < target.sum()
+    with pytest.raises(UserError, match="micro_batch_tokens"):
+        check_longest(split, 64, 64)
+
+
+def test_real_targets_are_found_in_the_padding() -> None:
+    sources = [np.array([5, 6, 1]), np.array([7, 1])]
+    targets = [np.array([9, 1]), np.array([8, 4, 3, 1])]
+    micro = collate(sources, targets, SpecialIds(pad=0, decoder_start=0), 8)
+    assert micro.labels.shape == (2, 8) and micro.input_ids.shape == (2, 8)
+    assert micro.target_ids.tolist() == [9, 1, 8, 4, 3, 1]
+    assert micro.target_rows.tolist() == [0, 1, 8, 9, 10, 11]
+    assert collate([], [], SpecialIds(0, 0)).target_ids.tolist() == []

@@ -261,3 +261,36 @@ def test_a_step_that_is_not_finite_stops_before_the_weights_change(
     status = json.loads((run_dir / "status.json").read_text())
     assert status["state"] == "failed" and status["checkpoint"].endswith("step-00000001")
     assert all(value.isfinite().all() for value in final_weights(run_dir, 1).values())
+
+
+def test_smoothing_and_z_loss_change_training_but_not_what_is_logged(
+    pools: Any, corpus: Path, tmp_path: Path
+) -> None:
+    seen = []
+    options = {"train.label_smoothing": 0.2, "train.z_loss": 1e-2, "train.loss_chunk_rows": 11}
+    for world_size in (1, 2):
+        run_dir = tmp_path / f"run-{world_size}"
+        train(pools(world_size), corpus, run_dir, **options, **{"train.max_steps": 4})
+        seen.append(losses(run_dir))
+    plain = plain_run(corpus, 10).losses
+    assert seen[1] == pytest.approx(seen[0], rel=1e-5)
+    # Before the first update the weights are the same, and so is the plain cross-entropy.
+    assert seen[0][0] == pytest.approx(plain[0], rel=1e-5)
+    assert seen[0][3] != pytest.approx(plain[3], rel=1e-3)
+
+
+def test_wider_padding_changes_no_number(pools: Any, corpus: Path, tmp_path: Path) -> None:
+    train(pools(2), corpus, tmp_path / "run", **{"train.width_multiple": 16})
+    assert losses(tmp_path / "run") == pytest.approx(plain_run(corpus, 10).losses, rel=1e-5)
+    rows = read_metrics(tmp_path / "run", "train")
+    assert rows[0]["padding_share"] > 0.2
+
+
+@pytest.mark.long
+def test_a_compiled_run_goes_on_uncompiled(pools: Any, corpus: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    options = {"parallel.compile": "true", "parallel.compile_backend": "aot_eager"}
+    out, _ = train(pools(2), corpus, run_dir, **options, **{"train.max_steps": 5})
+    assert "graphs compiled, of 16 at most" in out
+    train(pools(2), corpus, run_dir)
+    assert losses(run_dir) == pytest.approx(plain_run(corpus, 10).losses, rel=1e-5)

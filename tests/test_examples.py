@@ -1,0 +1,73 @@
+"""The example programs, as their users start them."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from t5_fsdp.errors import UserError
+from tests.conftest import ROOT
+from tests.launch import run
+
+
+def launch(example: str, *argv: str) -> Any:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
+               "--nproc_per_node", "2", str(ROOT / "examples" / example), *argv]  # fmt: skip
+    return run(command)
+
+
+@pytest.mark.long
+def test_digits_are_learned_alike_by_all_engines() -> None:
+    found = launch("digits.py")
+    assert found.returncode == 0, found.stderr
+    header, *rows = [line.split() for line in found.stdout.splitlines()]
+    assert header[:3] == ["engine", "loss", "accuracy"]
+    assert [row[0] for row in rows] == ["ddp", "fsdp1", "fsdp2"]
+    losses = [float(row[1]) for row in rows]
+    assert losses[1:] == pytest.approx([losses[0]] * 2, rel=1e-3)
+    assert min(float(row[2]) for row in rows) > 0.8
+    ddp, *sharded = [int(row[3].replace(",", "")) for row in rows]
+    assert sharded == pytest.approx([ddp / 2] * 2, rel=0.02)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["bert", "gpt2"])
+def test_a_transformer_learns_alike_under_two_engines(model: str) -> None:
+    seen = []
+    for engine in ("fsdp2", "ddp"):
+        found = launch("bert_and_gpt2.py", "--model", model, "--engine", engine, "--steps", "21")
+        assert found.returncode == 0, found.stderr
+        lines = [line for line in found.stdout.splitlines() if line.startswith("step")]
+        seen.append([float(line.rpartition(" ")[2]) for line in lines])
+    assert seen[0] == pytest.approx(seen[1], rel=1e-4)
+    assert seen[0][-1] < 0.9 * seen[0][0]
+
+
+def load_example() -> Any:
+    described = importlib.util.spec_from_file_location("digits", ROOT / "examples" / "digits.py")
+    assert described is not None and described.loader is not None
+    module = importlib.util.module_from_spec(described)
+    described.loader.exec_module(module)
+    return module
+
+
+def test_mnist_files_are_read(tmp_path: Path) -> None:
+    digits = load_example()
+    images = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)
+    content = bytes([0, 0, 8, 3]) + np.array(images.shape, ">u4").tobytes() + images.tobytes()
+    (tmp_path / "plain").write_bytes(content)
+    (tmp_path / "packed.gz").write_bytes(gzip.compress(content))
+    for name in ("plain", "packed"):
+        assert digits.read_idx(tmp_path, name).tolist() == images.tolist()
+    for name, broken in (("cut", content[:-3]), ("empty", b""), ("other", b"PK\x03\x04" * 9)):
+        (tmp_path / name).write_bytes(broken)
+        with pytest.raises(UserError, match="no MNIST file"):
+            digits.read_idx(tmp_path, name)
+    with pytest.raises(UserError, match=r"has no absent or absent\.gz"):
+        digits.read_idx(tmp_path, "absent")

@@ -35,7 +35,7 @@ WARM_UP_STEPS, TIMED_STEPS = 2, 5
 
 
 def describe() -> Any:
-    """A T5 of about 14 million parameters."""
+    """A T5 of 13 million parameters."""
     from transformers import T5Config
 
     from t5_fsdp.model.build import ModelSpec

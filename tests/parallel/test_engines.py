@@ -140,6 +140,58 @@ def train(
     return losses, norms, weights, sizes
 
 
+def generate_between_steps(parallel: dict[str, Any]) -> list[float]:
+    """On a rank of the pool: losses, with summaries of another length on each rank in between."""
+    import numpy as np
+
+    from t5_fsdp.data.batching import SpecialIds, collate
+    from t5_fsdp.model.build import build_on_meta, build_with_weights, draw_weights
+    from t5_fsdp.model.forward import attach_loss
+    from t5_fsdp.model.loss import LossOptions
+    from t5_fsdp.parallel.engine import parallelize
+
+    described = spec(False)
+    options = ParallelConfig(param_dtype="fp32", **parallel)
+    with joined_world() as world:
+        model = build_on_meta(described)
+        attach_loss(model, LossOptions())
+        engine = parallelize(model, options, world)
+        engine.load_full(draw_weights(described, seed=1) if world.is_main else {})
+        optimizer = make_optimizer(engine.model, "adamw")
+        losses = []
+        for step in range(NUM_STEPS):
+            batch = batch_of(step)
+            tokens = sum(len(target) for _, target in batch)
+            mine = batch[world.rank :: world.world_size]
+            micro = collate(
+                [np.array(s) for s, _ in mine], [np.array(t) for _, t in mine], SpecialIds(0, 0)
+            )
+            with engine.micro_batch(is_last=True):
+                objective, cross_entropy = engine.model(**micro.loss_inputs())
+                engine.backward(objective / tokens)
+            engine.clip_grad_norm(0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(world.sum([float(cross_entropy)])[0] / tokens)
+            whole = build_with_weights(described, engine.gather_full(torch.float32))
+            for _ in range(1 + world.rank):
+                whole.generate(
+                    input_ids=micro.input_ids,
+                    attention_mask=micro.attention_mask,
+                    min_new_tokens=3 + 4 * world.rank,
+                    max_new_tokens=3 + 4 * world.rank,
+                )
+        del model, engine, optimizer, whole
+    return losses
+
+
+@pytest.mark.parametrize("engine", ["fsdp2", "fsdp1", "ddp"])
+def test_generation_in_mid_run_changes_no_number(pools: Any, engine: str) -> None:
+    losses, _, _ = plain(False, "adamw")
+    for found in pools(2).run(generate_between_steps, {"engine": engine}):
+        assert found == pytest.approx(losses, rel=1e-5)
+
+
 def local_bytes(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, int]:
     """What this rank holds of parameters, gradients and moments."""
 

@@ -168,11 +168,17 @@ class OptimizerConfig:
     """The optimizer."""
 
     name: Literal["adamw", "adafactor"] = "adamw"
-    """Update rule."""
+    """adamw: 8 more bytes a parameter; adafactor: T5's own (T5X's defaults): next to none, and lr
+    is relative to a parameter's root mean square. T5's recipe: adafactor, lr 1e-3, grad_clip_norm
+    null, schedule.name constant."""
     lr: float = 1e-4
     """Peak learning rate."""
+    moments_dtype: Literal["fp32", "bf16"] = "fp32"
+    """adamw: precision of the moments between steps. bf16: 4 bytes a parameter instead of 8,
+    stochastically rounded."""
     weight_decay: float = 0.0
-    """Decoupled weight decay; norms and biases get none."""
+    """Decoupled weight decay: a step takes off learning rate x weight_decay x weight, with either
+    optimizer; norms and biases get none."""
     grad_clip_norm: float | None = 1.0
     """Largest global gradient norm; larger gradients are scaled down to it. null: no clipping."""
 
@@ -391,7 +397,6 @@ _POSITIVE = ("optimizer.grad_clip_norm", "train.epochs")
 NOT_YET: dict[str, tuple[Any, ...]] = {
     "parallel.param_dtype": ("fp16",),
     "parallel.reduce_dtype": ("fp16",),
-    "optimizer.name": ("adafactor",),
     "logging.wandb": (True,),
 }
 
@@ -495,6 +500,7 @@ def _combination_problems(config: Config) -> list[str]:
         )
     problems += _data_problems(data)
     problems += _parallel_problems(config.parallel)
+    problems += _optimizer_problems(config.optimizer, config.parallel)
     if data.streaming and config.train.max_steps is None:
         problems.append(
             "data.streaming needs train.max_steps: how many examples there are is not known before"
@@ -670,4 +676,21 @@ def _parallel_problems(parallel: ParallelConfig) -> list[str]:
         )
     if engine == "ddp" and parallel.reduce_dtype != "fp32":
         problems.append("parallel.engine: ddp reduces in fp32; set parallel.reduce_dtype: fp32")
+    return problems
+
+
+def _optimizer_problems(optimizer: OptimizerConfig, parallel: ParallelConfig) -> list[str]:
+    if optimizer.name != "adafactor":
+        return []
+    problems = []
+    if optimizer.moments_dtype != "fp32":
+        problems.append(
+            f"optimizer.moments_dtype: {optimizer.moments_dtype} is only for optimizer.name: "
+            "adamw; set it to fp32"
+        )
+    if parallel.engine == "fsdp1" and parallel.sharding != "no_shard":
+        problems.append(
+            "optimizer.name: adafactor needs whole rows, and parallel.engine: fsdp1 cuts matrices "
+            "into flat pieces; use parallel.engine: fsdp2, or parallel.sharding: no_shard"
+        )
     return problems

@@ -99,8 +99,8 @@ def find_start(
     """Settle what a run starts from; reads no weights and writes nothing.
 
     Raises:
-        UserError: the checkpoint belongs to other data, another tokenizer or model shape; the
-            model options are wrong; an example exceeds micro_batch_tokens.
+        UserError: the checkpoint belongs to other data, another tokenizer, model shape or
+            optimizer; the model options are wrong; an example exceeds micro_batch_tokens.
     """
     if problems := mesh_problems(config.parallel, world):
         raise UserError(*problems)
@@ -113,6 +113,7 @@ def find_start(
         spec, reader = choose_model(config, tokenizer)
     else:
         _compare_data(old, hashes, resume)
+        _compare_optimizer(config, resume)
         spec = _resumed_spec(config, tokenizer, old, resume)
     check_model(spec, config.model.attention)
     validation = prepared.split("validation")
@@ -313,6 +314,18 @@ def _compare_data(old: RunState, hashes: _Hashes, folder: Path) -> None:
             f"{folder} was trained on other training data (content {old.data_hash[:12]}, now "
             f"{hashes.data[:12]}); restore the data, its limits and prefix, or "
             "give another run_dir"
+        )
+
+
+def _compare_optimizer(config: Config, folder: Path) -> None:
+    """Raises UserError when the checkpoint holds the state of another optimizer."""
+    stored = run_folder.read_config_dict(folder).get("optimizer") or {}
+    name = config.optimizer.name
+    if (there := stored.get("name", name)) != name:
+        raise UserError(
+            f"{folder} was trained with optimizer.name: {there}, whose state {name} cannot go on "
+            f"from; give optimizer.name: {there}, or start a new run_dir from its weights "
+            f"(model.name: {folder})"
         )
 
 

@@ -128,6 +128,7 @@ def _train_from(
     from t5_fsdp.checkpoint.manager import CheckpointManager
     from t5_fsdp.model.flops import T5Shape
     from t5_fsdp.parallel.engine import check_optimizer
+    from t5_fsdp.parallel.mesh import shard_index
     from t5_fsdp.training.optimizer import make_optimizer
     from t5_fsdp.training.trainer import LoopOptions, Trainer
 
@@ -135,7 +136,12 @@ def _train_from(
     _say_start(start, session)
     world.connect(config.train.collective_timeout_seconds)
     engine = _build_engine(start, config, session, world)
-    optimizer = make_optimizer(engine.model, config.optimizer)
+    optimizer = make_optimizer(
+        engine.model,
+        config.optimizer,
+        seed=config.seed,
+        shard=shard_index(config.parallel, world),
+    )
     check_optimizer(optimizer, engine.model)
     checkpoints = CheckpointManager(
         run_dir,

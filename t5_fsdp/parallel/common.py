@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from t5_fsdp.config import ParallelConfig
 from t5_fsdp.distributed import World
@@ -114,6 +115,11 @@ def share_buffers(model: nn.Module, full: StateDict) -> None:
 def cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The tensor in `dtype`, if it holds floating-point numbers: a count stays a count."""
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a tensor, sharing its memory; of a plain one everything."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 class WholeModelEngine:

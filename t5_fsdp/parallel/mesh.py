@@ -24,6 +24,11 @@ def num_shards(options: ParallelConfig, world: World) -> int:
     return world.world_size
 
 
+def shard_index(options: ParallelConfig, world: World) -> int:
+    """Which of the shards of a copy this rank holds; neighbours share a copy."""
+    return world.rank % num_shards(options, world)
+
+
 def make_mesh(options: ParallelConfig, world: World) -> DeviceMesh:
     """The mesh that the sharding asks for: (replicate, shard) or all ranks in one dimension."""
     if options.sharding == "hybrid_shard":

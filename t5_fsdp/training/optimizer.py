@@ -1,38 +1,60 @@
-"""The optimizer and the learning rate, both pure functions of the options and the step."""
+"""Which optimizer a run uses, over which parameters, and its learning rate at each step."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
 
 from t5_fsdp.config import OptimizerConfig, ScheduleConfig
+from t5_fsdp.training.adafactor import Adafactor
+from t5_fsdp.training.adamw import LowPrecisionMomentsAdamW
 
 
-def make_optimizer(model: nn.Module, options: OptimizerConfig) -> torch.optim.Optimizer:
-    """Fused AdamW over the sharded parameters; its moments are float32 as they are.
-
-    Norms, biases and the relative position bias are not decayed: pulling a scale or an offset
-    towards 0 regularizes nothing. Frozen parameters are in no group.
+def make_optimizer(
+    model: nn.Module, options: OptimizerConfig, *, seed: int = 0, shard: int = 0
+) -> torch.optim.Optimizer:
+    """The optimizer over what the model trains: fused AdamW with float32 moments by default.
 
     Args:
         model: sharded, with its weights in place.
-        options: rate and decay.
+        options: which one, rate and decay.
+        seed: of the rounding of bfloat16 moments.
+        shard: which shard of the model this rank holds, see `mesh.shard_index`.
+    """
+    groups = parameter_groups(model, options.weight_decay)
+    if options.name == "adafactor":
+        return Adafactor(groups, lr=options.lr)
+    if options.moments_dtype == "bf16":
+        return LowPrecisionMomentsAdamW(groups, lr=options.lr, seed=seed, shard=shard)
+    return torch.optim.AdamW(groups, lr=options.lr, fused=True)
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """The trained parameters: those that are decayed, and norms and biases, which are not.
+
+    Pulling a scale or an offset towards 0 regularizes nothing; relative position biases are
+    offsets too. Whether a parameter is one is read off the module it belongs to, since FSDP1 hands
+    out flat pieces, whose shape tells nothing.
     """
     decayed: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        # By name: FSDP1 hands out flat pieces, whose shape tells nothing.
-        is_matrix = "norm" not in name and "bias" not in name
-        (decayed if is_matrix else others).append(parameter)
+    seen: set[int] = set()  # a shared weight is met in several modules
+    for module_name, module in model.named_modules():
+        is_norm = "norm" in type(module).__name__.lower()  # nn.LayerNorm, T5LayerNorm, ...
+        for name, parameter in module.named_parameters(recurse=False):
+            if not parameter.requires_grad or id(parameter) in seen:
+                continue
+            seen.add(id(parameter))
+            is_offset = name.endswith("bias") or module_name.endswith("bias")
+            (others if is_norm or is_offset else decayed).append(parameter)
     groups = [
-        {"params": decayed, "weight_decay": options.weight_decay},
+        {"params": decayed, "weight_decay": weight_decay},
         {"params": others, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=options.lr, fused=True)
+    return [group for group in groups if group["params"]]
 
 
 def learning_rate(step: int, total_steps: int, peak: float, options: ScheduleConfig) -> float:
@@ -40,7 +62,9 @@ def learning_rate(step: int, total_steps: int, peak: float, options: ScheduleCon
 
     Warm-up rises linearly and reaches the peak at step `warmup_steps`. linear and cosine then fall
     and would be 0 at step total_steps + 1, so that the last step still learns; inverse_sqrt is
-    peak * sqrt(w / step) with w = max(warmup_steps, 1) (Noam's rule as in T5X).
+    peak * sqrt(w / step) with w = max(warmup_steps, 1): the rule of Vaswani et al. 2017, in T5X
+    linear_warmup * rsqrt_normalized_decay. T5's own pre-training had no rise, but a constant 0.01
+    for the first 10,000 steps.
     """
     warmup = options.warmup_steps
     if step <= warmup:

@@ -53,6 +53,14 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"parallel.sharding": "hybrid_shard", "parallel.num_replicas": 2},
         ("parallel.num_replicas 2", "ranks"),
     ),
+    "adafactor on flat pieces": (
+        {"optimizer.name": "adafactor", "parallel.engine": "fsdp1"},
+        ("optimizer.name: adafactor", "fsdp1", "no_shard"),
+    ),
+    "adafactor with other moments": (
+        {"optimizer.name": "adafactor", "optimizer.moments_dtype": "bf16"},
+        ("optimizer.moments_dtype", "adamw"),
+    ),
     "model option": ({"model.config": '{"d_modl": 3}'}, ("d_modl", "d_model")),
     "resume from nowhere": ({"checkpoint.resume": "/no/such"}, ("checkpoint.resume", "/no/such")),
 }

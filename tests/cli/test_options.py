@@ -253,7 +253,7 @@ def test_a_problem_of_the_base_says_so() -> None:
         (["--split", "tset"], "give one of validation, test; did you mean test?"),
         (["--epochs", "3"], "unknown option --epochs; did you mean --train.epochs?"),
         (["--every_steps", "3"], "did you mean --checkpoint.every_steps or --evaluation.every_st"),
-        (["--optimizer.beta", "3"], "section optimizer has name, lr, weight_decay"),
+        (["--optimizer.beta", "3"], "section optimizer has name, lr, moments_dtype, weight_decay"),
         (["--chekpoint", "x"], "did you mean --checkpoint?"),
         (["--data.max-source-tokens", "5"], "did you mean --data.max_source_tokens?"),
         (["--zzzzzz", "x"], "unknown option --zzzzzz; --help lists all options"),

@@ -46,12 +46,22 @@ def batch_of(step: int) -> list[tuple[list[int], list[int]]]:
     return rows()[start : start + ROWS]
 
 
-def make_optimizer(model: torch.nn.Module, name: str) -> torch.optim.Optimizer:
+def make_optimizer(model: torch.nn.Module, name: str, shard: int = 0) -> torch.optim.Optimizer:
+    from transformers.optimization import Adafactor as PlainAdafactor
+
     from t5_fsdp.training import optimizer
+    from t5_fsdp.training.adafactor import Adafactor
 
     if name == "sgd":
         return torch.optim.SGD(model.parameters(), lr=0.3)
-    return optimizer.make_optimizer(model, OptimizerConfig(lr=1e-2))
+    if name == "adafactor":
+        groups = optimizer.parameter_groups(model, 0.0)
+        return Adafactor(groups, lr=1e-2, min_dim_to_factor=2)
+    if name == "plain adafactor":
+        return PlainAdafactor(model.parameters(), lr=1e-2, relative_step=False)
+    moments: Any = {"adamw": "fp32", "adamw bf16": "bf16"}[name]
+    options = OptimizerConfig(lr=1e-2, moments_dtype=moments)
+    return optimizer.make_optimizer(model, options, seed=1, shard=shard)
 
 
 @functools.cache
@@ -97,6 +107,7 @@ def train(
     from t5_fsdp.model.forward import attach_loss
     from t5_fsdp.model.loss import LossOptions
     from t5_fsdp.parallel.engine import check_optimizer, parallelize
+    from t5_fsdp.parallel.mesh import shard_index
 
     described = spec(own_head)
     options = ParallelConfig(**{"param_dtype": "fp32", **parallel})
@@ -105,7 +116,7 @@ def train(
         attach_loss(model, LossOptions(chunk_rows=7))  # several chunks
         engine = parallelize(model, options, world)
         engine.load_full(draw_weights(described, seed=1) if world.is_main else {})
-        optimizer = make_optimizer(engine.model, optimizer_name)
+        optimizer = make_optimizer(engine.model, optimizer_name, shard_index(options, world))
         check_optimizer(optimizer, engine.model)
         losses, norms = [], []
         for step in range(num_steps):

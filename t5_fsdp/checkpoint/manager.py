@@ -255,6 +255,19 @@ def read_weights(folder: Path) -> StateDict:
     return weights
 
 
+def load_weights(folder: Path, model: nn.Module) -> None:
+    """Read a complete checkpoint's weights into a materialized model, on any layout; a collective.
+
+    Each rank reads its own part. The optimizer's state is left alone: a warm start.
+
+    Raises:
+        UserError: the files can't be read or belong to another model.
+    """
+    weights = _model_tensors(model)
+    _load({"model": weights}, folder, no_dist=False)
+    set_model_state_dict(model, _with_shared_names(model, weights))
+
+
 def _load(state: dict[str, Any], folder: Path, no_dist: bool) -> None:
     try:
         dcp.load(state, checkpoint_id=folder, no_dist=no_dist)
@@ -471,17 +484,18 @@ def best_steps(
 
 
 def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    names = set(_clean_names(model))
-    full = get_model_state_dict(model)
     return {
-        # torch lists a shared weight under all its names; one is enough.
-        "model": {name: tensor for name, tensor in full.items() if name in names},
+        "model": _model_tensors(model),
         "optimizer": get_optimizer_state_dict(model, optimizer),
     }
 
 
-def _clean_names(model: nn.Module) -> list[str]:
-    return [clean_name(name) for name, _ in (*model.named_parameters(), *model.named_buffers())]
+def _model_tensors(model: nn.Module) -> dict[str, Any]:
+    """This rank's parts of parameters and persistent buffers, as torch.distributed stores them."""
+    # torch lists a shared weight under all its names; one is enough.
+    names = {clean_name(name) for name, _ in (*model.named_parameters(), *model.named_buffers())}
+    full = get_model_state_dict(model)
+    return {name: tensor for name, tensor in full.items() if name in names}
 
 
 def _with_shared_names(model: nn.Module, weights: dict[str, Any]) -> dict[str, Any]:

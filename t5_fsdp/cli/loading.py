@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,18 +103,16 @@ def load_model(found: FoundModel, config: Config, device: torch.device) -> Loade
     """
     from t5_fsdp.checkpoint.manager import TOKENIZER, read_state, read_weights
     from t5_fsdp.data.tokenization import load_tokenizer
-    from t5_fsdp.model.build import (
-        build_with_weights,
-        load_pretrained,
-        resolve_spec,
-    )
+    from t5_fsdp.model.build import build_with_weights, resolve_spec
+    from t5_fsdp.model.pretrained import open_pretrained
     from t5_fsdp.parallel.common import DTYPES
 
     dtype = DTYPES[config.parallel.param_dtype]
     if found.checkpoint is not None:
         state = read_state(found.checkpoint)
         tokenizer_source = str(found.checkpoint / TOKENIZER)
-        spec, weights = state.spec, read_weights(found.checkpoint)
+        spec = state.spec
+        weights: Mapping[str, torch.Tensor] = read_weights(found.checkpoint)
         tokenizer = load_tokenizer(tokenizer_source)
         source, label = str(found.checkpoint), f"step-{state.step:08d}"
     else:
@@ -124,7 +123,8 @@ def load_model(found: FoundModel, config: Config, device: torch.device) -> Loade
         tokenizer_source = found.name
         tokenizer = load_tokenizer(tokenizer_source, options.revision)
         spec = resolve_spec(options, tokenizer)
-        weights, spec.own_head = load_pretrained(options, spec)
+        opened = open_pretrained(options, spec)
+        weights, spec.own_head = opened.tensors, opened.own_head
         source, label = found.name, Path(found.name).name
         state = None
     cast = {name: tensor.to(device=device, dtype=dtype) for name, tensor in weights.items()}

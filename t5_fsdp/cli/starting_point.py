@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from t5_fsdp.checkpoint.manager import RunState, is_checkpoint, read_state, read_weights
+from t5_fsdp.checkpoint.manager import RunState, is_checkpoint, read_state
 from t5_fsdp.cli import run_folder
 from t5_fsdp.config import Config, to_dict, width_multiple
 from t5_fsdp.data.batching import (
@@ -20,18 +21,20 @@ from t5_fsdp.data.batching import (
 from t5_fsdp.data.streaming import StreamBatches, stream_digest, stream_problem
 from t5_fsdp.data.tokenization import load_tokenizer, tokenizer_digest
 from t5_fsdp.errors import UserError
-from t5_fsdp.model.build import ModelSpec, StateDict, check_model, initial_weights, resolve_spec
+from t5_fsdp.model.build import ModelSpec, check_model, resolve_spec
+from t5_fsdp.model.pretrained import InitialWeights, initial_weights
 from t5_fsdp.parallel.mesh import mesh_problems
 from t5_fsdp.training.trainer import total_steps
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedTokenizerBase
 
     from t5_fsdp.data.prepared import PreparedData
     from t5_fsdp.distributed import World
 
-# Initial weights, and whether they hold an output head of their own.
-ReadWeights = Callable[[], tuple[StateDict, bool]]
+# How rank 0 gets the first weights; or a checkpoint of ours, of which each rank reads its part.
+WeightSource = Callable[[], InitialWeights] | Path
 
 _MODEL_SHAPE = (
     "d_model", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "num_heads", "vocab_size",
@@ -47,8 +50,9 @@ class StartingPoint:
         resume: the checkpoint to go on from, or None for a start at step 1.
         state: what the next checkpoint is written from.
         last_step: the run's length in steps.
-        warnings: what resuming changes about the data's order.
-        weights: on rank 0, after `read_initial_weights`; empty when resuming.
+        warnings: what resuming changes about the data's order, and the like.
+        weights: on rank 0, after `open_weights`; empty when a checkpoint is read.
+        source: where the weights come from; None when resuming.
     """
 
     resume: Path | None
@@ -59,10 +63,14 @@ class StartingPoint:
     state: RunState
     last_step: int
     warnings: list[str]
-    weights: StateDict
-    read_weights: ReadWeights | None
-
+    weights: Mapping[str, torch.Tensor]
+    source: WeightSource | None
     has_validation: bool
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The checkpoint that holds the weights: to go on from, or to start warm from."""
+        return self.source if isinstance(self.source, Path) else self.resume
 
     @property
     def is_finished(self) -> bool:
@@ -71,15 +79,19 @@ class StartingPoint:
         owes_validation = self.has_validation and str(step) not in self.state.scores
         return step > last or (step == last and not owes_validation)
 
-    def read_initial_weights(self, world: World) -> None:
-        """Read or draw them on rank 0; all ranks hear whether the head is the model's own."""
-        if self.read_weights is None:
+    def open_weights(self, world: World) -> None:
+        """Check them, or draw them, on rank 0; all ranks hear whether the head is the model's own.
+
+        Raises:
+            UserError: they are not to be had or not the model's, or don't fit into memory.
+        """
+        if self.source is None or isinstance(self.source, Path):
             return
-        read = self.read_weights
+        opening = self.source
 
         def on_rank_zero() -> bool:
             try:
-                self.weights, own_head = read()
+                opened = opening()
             except (MemoryError, RuntimeError) as error:
                 if isinstance(error, RuntimeError) and "allocate" not in str(error):
                     raise
@@ -87,7 +99,9 @@ class StartingPoint:
                     f"the model's weights do not fit into this machine's memory ({error}); choose "
                     "a smaller model"
                 ) from None
-            return own_head
+            self.weights = opened.tensors
+            self.warnings += [opened.note] if opened.note else []
+            return opened.own_head
 
         self.spec.own_head = world.on_rank_zero(on_rank_zero)
         self.state.model = self.spec.to_json()
@@ -108,9 +122,9 @@ def find_start(
     hashes = _Hashes(_data_hash(config, prepared), tokenizer_digest(tokenizer))
     _check_same_everywhere(world, hashes)
     old = None if resume is None else read_state(resume)
-    reader: ReadWeights | None = None
+    source: WeightSource | None = None
     if resume is None or old is None:
-        spec, reader = choose_model(config, tokenizer)
+        spec, source = choose_model(config, tokenizer)
     else:
         _compare_data(old, hashes, resume)
         _compare_optimizer(config, resume)
@@ -141,7 +155,7 @@ def find_start(
             *_length_warnings(config.schedule.warmup_steps, last_step),
         ],
         weights={},
-        read_weights=reader,
+        source=source,
         has_validation=validation is not None,
     )
 
@@ -180,8 +194,8 @@ def _state(
 
 def choose_model(
     config: Config, tokenizer: PreTrainedTokenizerBase
-) -> tuple[ModelSpec, ReadWeights]:
-    """The model to start with and how its weights are read: random, pretrained or a checkpoint's.
+) -> tuple[ModelSpec, WeightSource]:
+    """The model to start with and where its weights come from.
 
     Raises:
         UserError: the model can't be found, or its options are wrong.
@@ -189,13 +203,13 @@ def choose_model(
     name = config.model.name
     if name is None or not is_checkpoint(Path(name)):
         spec = resolve_spec(config.model, tokenizer)
-        return spec, initial_weights(config.model, spec, config.seed)
+        return spec, partial(initial_weights, config.model, spec, config.seed)
     stored = read_state(Path(name)).spec
     spec = resolve_spec(config.model, tokenizer, stored)
     if config.model.init == "random":
-        return spec, initial_weights(config.model, spec, config.seed)
+        return spec, partial(initial_weights, config.model, spec, config.seed)
     _check_same_shape(stored, spec, f"model.name: {name}")
-    return spec, lambda: (read_weights(Path(name)), spec.own_head)
+    return spec, Path(name)
 
 
 def _branch(config: Config, old: RunState | None) -> str | None:

@@ -90,7 +90,7 @@ def _run(config: Config, session: Session, world: World) -> None:
     resume = _find_resume(config, world, session.console.warn)
     prepared = prepare_on_all_ranks(config, world, session.console)
     start = find_start(config, world, prepared, resume)
-    start.read_initial_weights(world)
+    start.open_weights(world)
 
     # Held in this frame: the lock ends with the run.
     lock: list[Any] = []
@@ -99,7 +99,7 @@ def _run(config: Config, session: Session, world: World) -> None:
         # The run that held the lock until now has gone on meanwhile.
         resume = _find_resume(config, world, session.console.warn)
         start = find_start(config, world, prepared, resume)
-        start.read_initial_weights(world)
+        start.open_weights(world)
     if start.is_finished:
         _say_finished(start, session, world, run_dir)
     else:
@@ -244,6 +244,7 @@ def _explain(model: Any, config: Config, session: Session, world: World) -> None
 
 
 def _build_engine(start: StartingPoint, config: Config, session: Session, world: World) -> Engine:
+    from t5_fsdp.checkpoint.manager import load_weights
     from t5_fsdp.model.attention import describe
     from t5_fsdp.model.build import build_on_meta, num_parameters
     from t5_fsdp.model.forward import attach_loss
@@ -260,11 +261,13 @@ def _build_engine(start: StartingPoint, config: Config, session: Session, world:
     train = config.train
     attach_loss(model, LossOptions(train.label_smoothing, train.z_loss, train.loss_chunk_rows))
     engine = parallelize(model, config.parallel, world)
-    if start.resume is None:
+    if start.checkpoint is None:
         engine.load_full(start.weights)
-        start.weights.clear()
+        start.weights = {}
     else:
         engine.materialize()
+        if start.resume is None:  # else the optimizer's state comes with them
+            load_weights(start.checkpoint, engine.model)
     return engine
 
 

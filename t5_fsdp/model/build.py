@@ -13,14 +13,11 @@ from __future__ import annotations
 
 import difflib
 import json
-import pickle
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 
 from t5_fsdp.config import ModelConfig
@@ -199,7 +196,7 @@ def resolve_spec(
     """The model that the options ask for, checked against the tokenizer; reads no weights.
 
     `own_head` is what the configuration says (`tie_word_embeddings: false`; mT5 and umT5 always
-    have one); for pretrained weights `load_pretrained` finds out and corrects it.
+    have one); for pretrained weights `pretrained.open_pretrained` finds out and corrects it.
 
     Args:
         stored: what `options.config` overrides instead of `options.name`: a checkpoint's model.
@@ -269,13 +266,14 @@ def _read_raw_config(name: str, revision: str | None) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise UserError(f"model.name: {name}: config.json is no JSON ({error})") from None
     except (OSError, ValueError) as error:
-        raise _unreadable_name(name, error) from None
+        raise unreadable_name(name, error) from None
     if not raw:
-        raise _unreadable_name(name, OSError("no config.json found"))
+        raise unreadable_name(name, OSError("no config.json found"))
     return raw
 
 
-def _unreadable_name(name: str, error: Exception) -> UserError:
+def unreadable_name(name: str, error: Exception) -> UserError:
+    """The error for a `model.name` that leads nowhere."""
     reason = str(error).strip().split("\n")[0][:200]
     return UserError(
         f"model.name: {name} is neither a folder here nor readable from the Hugging Face Hub "
@@ -382,56 +380,6 @@ def draw_weights(spec: ModelSpec, seed: int) -> StateDict:
             head = model.get_output_embeddings().weight
             nn.init.normal_(head, std=spec.config.d_model**-0.5)
     return unique_state_dict(model)
-
-
-def load_pretrained(options: ModelConfig, spec: ModelSpec) -> tuple[StateDict, bool]:
-    """Float32 weights of a folder or Hub id on the CPU, and whether the head is its own.
-
-    Raises:
-        UserError: no weights there, or their shapes differ from the configuration's.
-    """
-    from transformers import AutoModelForSeq2SeqLM
-
-    assert options.name is not None
-    try:
-        model, report = AutoModelForSeq2SeqLM.from_pretrained(
-            options.name,
-            revision=options.revision,
-            config=spec.config,
-            dtype=torch.float32,  # files in bf16 would otherwise stay bf16
-            output_loading_info=True,
-        )
-    except (OSError, ValueError) as error:
-        raise _unreadable_name(options.name, error) from None
-    except (SafetensorError, pickle.UnpicklingError, EOFError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(
-            f"model.name: {options.name}: the weights are damaged ({reason}); fetch them again"
-        ) from None
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(
-            f"the weights of model.name: {options.name} do not fit its configuration; remove "
-            f"values from model.config that change shapes ({reason})"
-        ) from None
-    missing = set(report.get("missing_keys", ())) | {
-        str(key) for key in report.get("mismatched_keys", ())
-    }
-    if missing:
-        raise UserError(
-            f"the weights of model.name: {options.name} lack or misfit {len(missing)} tensors, "
-            f"e.g. {sorted(missing)[0]}; check model.config and the folder"
-        )
-    return unique_state_dict(model), has_own_head(model)
-
-
-def initial_weights(
-    options: ModelConfig, spec: ModelSpec, seed: int
-) -> Callable[[], tuple[StateDict, bool]]:
-    """How rank 0 gets the first weights: a function to call there, giving (weights, own head)."""
-    if options.init == "random":
-        return lambda: (draw_weights(spec, seed), spec.own_head)
-    return lambda: load_pretrained(options, spec)
 
 
 def num_parameters(model: nn.Module) -> int:

@@ -25,6 +25,7 @@ class DDPEngine(WholeModelEngine):
             model = DistributedDataParallel(
                 model,
                 device_ids=[device] if device.type == "cuda" else None,
+                init_sync=False,  # the ranks have the same weights already, or load them next
                 gradient_as_bucket_view=True,  # no second copy of the gradients
                 broadcast_buffers=False,  # as under FSDP each rank has its own running means
             )

@@ -130,7 +130,7 @@ def train(
         **{"param_dtype": "fp32", "activation_checkpointing": "none", **parallel}
     )
     with joined_world() as world:
-        weights = unique_state_dict(build(name)) if world.is_main else {}
+        weights = unique_state_dict(build(name).double()) if world.is_main else {}
         if on_meta:
             with torch.device("meta"):
                 model = build(name)

@@ -129,9 +129,16 @@ class ParallelConfig:
     num_replicas: int | None = None
     """hybrid_shard: groups that hold a whole copy; null: one a node."""
     param_dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
-    """Precision of forward and backward; master weights stay float32."""
+    """Precision of forward and backward; master weights stay float32. fp16: with dynamic loss
+    scaling; pretrained T5s overflow it."""
     reduce_dtype: Literal["bf16", "fp16", "fp32"] = "fp32"
     """Precision of the gradient reduction between ranks."""
+    initial_loss_scale: float = 65536.0
+    """fp16: factor on the loss in the backward pass at the start, a power of two; it is halved when
+    a gradient overflows (the step is skipped), and doubled after 2000 steps without."""
+    tf32: bool = False
+    """Compute float32 matrix products in TF32 on GPUs: 10 bits of mantissa, up to 8 times as fast;
+    without a GPU it changes nothing."""
     activation_checkpointing: Literal["none", "selective", "full"] = "full"
     """full: recompute T5 blocks in the backward pass instead of keeping their activations;
     selective: keep their matrix products and attention outputs, recompute the rest."""
@@ -161,6 +168,11 @@ class ParallelConfig:
     """
     explain: bool = False
     """Say which units the model is sharded by: parameters, and bytes of them on a rank."""
+
+    @property
+    def uses_fp16(self) -> bool:
+        """Whether gradients pass through fp16, so that they have to be scaled."""
+        return "fp16" in (self.param_dtype, self.reduce_dtype)
 
 
 @dataclass
@@ -219,6 +231,9 @@ class TrainConfig:
     the logged loss is without it."""
     loss_chunk_rows: int | None = None
     """Target tokens whose logits are computed together; null: as many as make 256 MiB."""
+    skip_nonfinite_steps: int | None = None
+    """Steps in a row whose loss or gradient is not finite that are skipped (weights and optimizer
+    stay as they are, the data goes on) before the run stops; null: 0, with fp16 25."""
     collective_timeout_seconds: int = 1800
     """A rank that waits longer than this for another one fails."""
 
@@ -360,6 +375,7 @@ _MINIMUM: dict[str, float] = {
     "parallel.wrap_min_parameters": 1,
     "parallel.num_replicas": 1,
     "parallel.forward_prefetch": 0,
+    "parallel.initial_loss_scale": 1,
     "parallel.activation_checkpointing_every": 1,
     "data.shuffle_buffer": 1,
     "optimizer.lr": 0,
@@ -372,6 +388,7 @@ _MINIMUM: dict[str, float] = {
     "train.label_smoothing": 0,
     "train.z_loss": 0,
     "train.loss_chunk_rows": 1,
+    "train.skip_nonfinite_steps": 0,
     "train.collective_timeout_seconds": 1,
     "checkpoint.every_steps": 1,
     "checkpoint.keep_last": 1,
@@ -388,6 +405,7 @@ _MAXIMUM: dict[str, float] = {
     "train.epochs": 1e9,
     "train.width_multiple": 1024,
     "train.label_smoothing": 0.99,
+    "parallel.initial_loss_scale": 2**32,
 }
 _LARGEST = 2**31 - 1  # of every other whole number
 # These must be larger than zero: a run with none of it does nothing.
@@ -395,8 +413,6 @@ _POSITIVE = ("optimizer.grad_clip_norm", "train.epochs")
 
 # Values that are reserved but not honoured by this version: refused, never ignored.
 NOT_YET: dict[str, tuple[Any, ...]] = {
-    "parallel.param_dtype": ("fp16",),
-    "parallel.reduce_dtype": ("fp16",),
     "logging.wandb": (True,),
 }
 
@@ -679,6 +695,13 @@ def _parallel_problems(parallel: ParallelConfig) -> list[str]:
             "parallel.compile_backend is only with parallel.compile: true; set it to "
             f"{ParallelConfig.compile_backend}"
         )
+    scale = parallel.initial_loss_scale
+    if scale != ParallelConfig.initial_loss_scale and not parallel.uses_fp16:
+        problems.append(
+            f"parallel.initial_loss_scale is {scale}, but nothing is computed in fp16; leave it out"
+        )
+    if math.isfinite(scale) and scale >= 1 and math.frexp(scale)[0] != 0.5:
+        problems.append(f"parallel.initial_loss_scale is {scale}; give a power of two, e.g. 65536")
     if engine == "ddp" and parallel.reduce_dtype != "fp32":
         problems.append("parallel.engine: ddp reduces in fp32; set parallel.reduce_dtype: fp32")
     return problems

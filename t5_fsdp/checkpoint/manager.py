@@ -60,6 +60,8 @@ class RunState:
         branched_from: the checkpoint that the run was told to go on from (`checkpoint.resume`).
         place: where a stream of training data goes on.
         prepared: folder of the prepared data, which evaluation uses again if it is there.
+        loss_scale: of fp16, see `training.loss_scale`.
+        skipped_in_a_row: steps up to this one that were skipped, not being finite.
     """
 
     step: int
@@ -73,6 +75,8 @@ class RunState:
     prepared: str
     branched_from: str | None = None
     place: dict[str, int] = field(default_factory=dict)
+    loss_scale: dict[str, Any] = field(default_factory=dict)
+    skipped_in_a_row: int = 0
 
     @property
     def spec(self) -> ModelSpec:
@@ -214,7 +218,8 @@ def read_state(folder: Path) -> RunState:
         state = RunState(**stored)
         for name, kind in (("step", int), ("model", dict), ("window", dict), ("plan", dict),
                            ("scores", dict), ("data_hash", str), ("tokenizer_hash", str),
-                           ("place", dict)):  # fmt: skip
+                           ("place", dict), ("loss_scale", dict),
+                           ("skipped_in_a_row", int)):  # fmt: skip
             if not isinstance(getattr(state, name), kind):
                 raise TypeError(f"{name} is no {kind.__name__}")
         _ = state.spec
@@ -486,8 +491,19 @@ def best_steps(
 def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {
         "model": _model_tensors(model),
-        "optimizer": get_optimizer_state_dict(model, optimizer),
+        "optimizer": _optimizer_state(model, optimizer),
     }
+
+
+def _optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    if not optimizer.state:
+        # torch makes the state by a step without gradients. It is none of the run's, whose steps
+        # may all have been skipped so far.
+        get_optimizer_state_dict(model, optimizer)
+        for state in optimizer.state.values():
+            if "step" in state:
+                state["step"].zero_()
+    return get_optimizer_state_dict(model, optimizer)
 
 
 def _model_tensors(model: nn.Module) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def find_model(layers: Layers, option: str, name: str) -> FoundModel:
 
 
 def load_model(found: FoundModel, config: Config, device: torch.device) -> LoadedModel:
-    """Read the weights, in the dtype to compute in, onto `device`.
+    """Read the weights, in the precision to compute in, onto `device`.
 
     Raises:
         UserError: damaged, not readable, or not a model for summaries.
@@ -106,7 +106,9 @@ def load_model(found: FoundModel, config: Config, device: torch.device) -> Loade
     from t5_fsdp.model.build import build_with_weights, resolve_spec
     from t5_fsdp.model.pretrained import open_pretrained
     from t5_fsdp.parallel.common import DTYPES
+    from t5_fsdp.parallel.precision import use_tf32
 
+    use_tf32(config.parallel.tf32, device)
     dtype = DTYPES[config.parallel.param_dtype]
     if found.checkpoint is not None:
         state = read_state(found.checkpoint)

@@ -24,6 +24,7 @@ from t5_fsdp.errors import UserError
 from t5_fsdp.model.build import ModelSpec, check_model, resolve_spec
 from t5_fsdp.model.pretrained import InitialWeights, initial_weights
 from t5_fsdp.parallel.mesh import mesh_problems
+from t5_fsdp.parallel.precision import precision_warnings
 from t5_fsdp.training.trainer import total_steps
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class StartingPoint:
         resume: the checkpoint to go on from, or None for a start at step 1.
         state: what the next checkpoint is written from.
         last_step: the run's length in steps.
-        warnings: what resuming changes about the data's order, and the like.
+        warnings: what resuming changes about the data's order, and what may surprise.
         weights: on rank 0, after `open_weights`; empty when a checkpoint is read.
         source: where the weights come from; None when resuming.
     """
@@ -153,6 +154,7 @@ def find_start(
         warnings=[
             *_plan_warnings(old.plan if old else {}, state.plan),
             *_length_warnings(config.schedule.warmup_steps, last_step),
+            *precision_warnings(config.parallel, world.device),
         ],
         weights={},
         source=source,
@@ -189,6 +191,8 @@ def _state(
         prepared=str(prepared.directory),
         branched_from=_branch(config, old),
         place=old.place if old else {},
+        loss_scale=old.loss_scale if old else {},
+        skipped_in_a_row=old.skipped_in_a_row if old else 0,
     )
 
 

@@ -129,11 +129,13 @@ def _train_from(
     from t5_fsdp.model.flops import T5Shape
     from t5_fsdp.parallel.engine import check_optimizer
     from t5_fsdp.parallel.mesh import shard_index
+    from t5_fsdp.parallel.precision import use_tf32
     from t5_fsdp.training.optimizer import make_optimizer
     from t5_fsdp.training.trainer import LoopOptions, Trainer
 
     run_dir = Path(config.run_dir)
     _say_start(start, session)
+    use_tf32(config.parallel.tf32, world.device)
     world.connect(config.train.collective_timeout_seconds)
     engine = _build_engine(start, config, session, world)
     optimizer = make_optimizer(
@@ -158,6 +160,7 @@ def _train_from(
     trainer = Trainer(
         LoopOptions(
             seed=config.seed,
+            parallel=config.parallel,
             optimizer=config.optimizer,
             schedule=config.schedule,
             train=config.train,
@@ -329,5 +332,5 @@ def _device_name(world: World) -> str:
 def _peak_flops(config: Config, world: World) -> float | None:
     from t5_fsdp.model.devices import peak_flops
 
-    peak = peak_flops(_device_name(world), config.parallel.param_dtype)
+    peak = peak_flops(_device_name(world), config.parallel.param_dtype, config.parallel.tf32)
     return None if peak is None else peak * world.world_size

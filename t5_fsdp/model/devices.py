@@ -13,7 +13,7 @@ _PEAK_BF16_FLOPS: tuple[tuple[str, float], ...] = (
     ("A10G", 70e12),
     ("L4", 121e12),
 )
-# float32 products run in TF32 at half the bf16 rate only when asked to; without, at these rates.
+# float32 products without TF32. With it they run at half the bf16 rate on all of these.
 _PEAK_FP32_FLOPS: tuple[tuple[str, float], ...] = (
     ("H200", 67e12),
     ("H100 PCIe", 51e12),
@@ -24,13 +24,18 @@ _PEAK_FP32_FLOPS: tuple[tuple[str, float], ...] = (
 )
 
 
-def peak_flops(device_name: str, param_dtype: str) -> float | None:
+def peak_flops(device_name: str, param_dtype: str, tf32: bool = False) -> float | None:
     """FLOP a second of one device, or None where it is unknown (a CPU, a newer GPU).
 
     Args:
         device_name: as `torch.cuda.get_device_name` gives it.
         param_dtype: "bf16", "fp16" or "fp32".
+        tf32: whether float32 products run in TF32.
     """
-    table = _PEAK_FP32_FLOPS if param_dtype == "fp32" else _PEAK_BF16_FLOPS
+    table, share = _PEAK_BF16_FLOPS, 1.0
+    if param_dtype == "fp32" and tf32:
+        share = 0.5
+    elif param_dtype == "fp32":
+        table = _PEAK_FP32_FLOPS
     # Whole words: an L40S is no L4.
-    return next((f for part, f in table if re.search(rf"\b{part}\b", device_name)), None)
+    return next((share * f for part, f in table if re.search(rf"\b{part}\b", device_name)), None)

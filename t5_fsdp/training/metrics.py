@@ -15,7 +15,9 @@ class Window:
     """Sums over the steps since the last `train` row; saved with a checkpoint and resumed.
 
     Attributes:
-        loss_sum: nats over all target tokens of the window.
+        loss_sum: nats over the target tokens of the window, except `lost_tokens`.
+        lost_tokens: target tokens of steps whose loss was not finite.
+        skipped_steps: steps that changed no weight, their loss or gradient not being finite.
         seconds: with waiting for data, without evaluation and checkpoints.
     """
 
@@ -26,6 +28,8 @@ class Window:
     padded_tokens: int = 0
     flops: float = 0.0
     seconds: float = 0.0
+    lost_tokens: int = 0
+    skipped_steps: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -35,9 +39,10 @@ class Window:
         return self.source_tokens + self.target_tokens
 
     def row(self) -> dict[str, Any]:
-        """The window's part of a `train` row (see DESIGN.md for the units)."""
+        """The window's part of a `train` row; its loss is null when no step's was finite."""
+        counted = self.target_tokens - self.lost_tokens
         return {
-            "loss": self.loss_sum / max(1, self.target_tokens),
+            "loss": self.loss_sum / counted if counted else None,
             "source_tokens": self.source_tokens,
             "target_tokens": self.target_tokens,
             "padding_share": 1.0 - self.real_tokens / max(1, self.padded_tokens),

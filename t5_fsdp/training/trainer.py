@@ -17,6 +17,7 @@ from t5_fsdp.config import (
     EvaluationConfig,
     LoggingConfig,
     OptimizerConfig,
+    ParallelConfig,
     ScheduleConfig,
     TrainConfig,
 )
@@ -29,8 +30,12 @@ from t5_fsdp.model.flops import T5Shape, training_flops
 from t5_fsdp.parallel.compilation import MOST_GRAPHS, num_compilations
 from t5_fsdp.parallel.engine import Engine
 from t5_fsdp.seeding import seed_torch
+from t5_fsdp.training.loss_scale import LossScale, initial_loss_scale
 from t5_fsdp.training.metrics import MetricsFile, Window, write_status
 from t5_fsdp.training.optimizer import learning_rate, set_learning_rate
+
+# Skipped in a row where fp16 looks for the largest scale that its gradients stand.
+_SKIPPED_WITH_FP16 = 25
 
 
 class NonFiniteError(Exception):
@@ -46,6 +51,7 @@ class LoopOptions:
     """
 
     seed: int
+    parallel: ParallelConfig
     optimizer: OptimizerConfig
     schedule: ScheduleConfig
     train: TrainConfig
@@ -54,14 +60,33 @@ class LoopOptions:
     logging: LoggingConfig
     compiles: bool = False
 
+    @property
+    def skip_limit(self) -> int:
+        """Steps in a row that are skipped, not being finite, before the run stops."""
+        if self.train.skip_nonfinite_steps is not None:
+            return self.train.skip_nonfinite_steps
+        return _SKIPPED_WITH_FP16 if self.parallel.uses_fp16 else 0
+
 
 @dataclass
 class StepResult:
-    """Figures of one step, the same on every rank."""
+    """Figures of one step, the same on every rank.
+
+    Attributes:
+        loss_sum: nats over the step's target tokens.
+        grad_norm: before clipping, without the loss scale.
+        loss_scale: with which the step was made.
+    """
 
     loss_sum: float
     grad_norm: float
+    loss_scale: float
     stop_requested: bool
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the weights were changed."""
+        return math.isfinite(self.loss_sum) and math.isfinite(self.grad_norm)
 
 
 def total_steps(steps_per_epoch: int | None, train: TrainConfig) -> int:
@@ -113,6 +138,7 @@ class Trainer:
         self._checkpoints, self._save, self._validate = checkpoints, save, validate
         self._shape, self._peak_flops = shape, peak_flops
         self._window = Window(**state.window)
+        self._scale = LossScale(initial_loss_scale(options.parallel), state.loss_scale)
         self._metrics = MetricsFile(run_dir / "metrics.jsonl" if world.is_main else None)
         self._last = total_steps(batches.steps_per_epoch, options.train)
         self._saved_step = state.step if state.step else None
@@ -149,22 +175,50 @@ class Trainer:
         seed_torch(self._options.seed, "dropout", batch.step, self._world.rank)
         self._engine.model.train()
         losses = [self._forward_backward(batch, index) for index in range(len(batch.micro_batches))]
-        norm = float(self._engine.clip_grad_norm(self._options.optimizer.grad_clip_norm))
+        norm = self._clip_grad_norm()
         loss_sum, stops = self._world.sum(
             [math.fsum(float(loss) for loss in losses), float(self._asked_to_stop())]
         )
-        if not (math.isfinite(loss_sum) and math.isfinite(norm)):
-            raise NonFiniteError(self._describe_non_finite(batch, loss_sum, norm))
-        set_learning_rate(self._optimizer, self._rate(batch.step))
-        self._optimizer.step()
+        result = StepResult(loss_sum, norm, self._scale.factor, stops > 0)
+        # Loss and norm are the same on every rank, so all of them skip, or none does.
+        if result.is_finite:
+            self._state.skipped_in_a_row = 0
+            self._scale.unscale(self._optimizer)
+            set_learning_rate(self._optimizer, self._rate(batch.step))
+            self._optimizer.step()
+        else:
+            self._skip(batch, result)
+        self._scale.update(result.is_finite)
         self._optimizer.zero_grad()
-        return StepResult(loss_sum, norm, stops > 0)
+        return result
+
+    def _clip_grad_norm(self) -> float:
+        """Clip the gradients, which keep the loss scale; their norm without it."""
+        limit, factor = self._options.optimizer.grad_clip_norm, self._scale.factor
+        norm = self._engine.clip_grad_norm(None if limit is None else limit * factor)
+        return float(norm) / factor
+
+    def _skip(self, batch: StepBatch, result: StepResult) -> None:
+        """Count a step that changes nothing.
+
+        Raises:
+            NonFiniteError: too many in a row.
+        """
+        skipped, limit = self._state.skipped_in_a_row + 1, self._options.skip_limit
+        if skipped > limit:
+            raise NonFiniteError(self._describe_non_finite(batch, result, skipped))
+        self._state.skipped_in_a_row = skipped
+        scale = f" at loss scale {result.loss_scale:g}" if self._scale.is_dynamic else ""
+        self._console.warn(
+            f"step {batch.step} is skipped, its loss or gradient is not finite{scale} ({skipped} "
+            f"in a row, at most {limit})"
+        )
 
     def _forward_backward(self, batch: StepBatch, index: int) -> torch.Tensor:
         micro = batch.micro_batches[index].to(self._world.device)
         with self._engine.micro_batch(is_last=index == len(batch.micro_batches) - 1):
             objective, cross_entropy = self._engine.model(**micro.loss_inputs())
-            self._engine.backward(objective / batch.target_tokens)
+            self._engine.backward(objective * self._scale.factor / batch.target_tokens)
         return cross_entropy
 
     def _asked_to_stop(self) -> bool:
@@ -174,15 +228,22 @@ class Trainer:
         options = self._options
         return learning_rate(step, self._last, options.optimizer.lr, options.schedule)
 
-    def _describe_non_finite(self, batch: StepBatch, loss_sum: float, norm: float) -> str:
+    def _describe_non_finite(self, batch: StepBatch, result: StepResult, in_a_row: int) -> str:
         last = self._saved_step
         where = self._checkpoints.path(last) if last else "none yet"
         rows = ", ".join(map(str, batch.example_indices[:8].tolist()))
+        rows += ", ..." if len(batch.example_indices) > 8 else ""
+        streak = ""
+        if in_a_row > 1:
+            limit = self._options.skip_limit
+            streak = f", {in_a_row} steps in a row (train.skip_nonfinite_steps allows {limit})"
+        remedy = "Lower optimizer.lr or look at these rows"
+        if self._options.parallel.uses_fp16:
+            remedy = f"Set parallel.param_dtype: bf16. {remedy}"
         return (
-            f"step {batch.step}: loss {loss_sum / batch.target_tokens} and gradient norm {norm} "
-            f"are not both finite; the weights were left as they were. Training rows of the step: "
-            f"{rows}{', ...' if len(batch.example_indices) > 8 else ''}. Lower optimizer.lr or "
-            f"look at these rows; last good checkpoint: {where}"
+            f"step {batch.step}: loss {result.loss_sum / batch.target_tokens} and gradient norm "
+            f"{result.grad_norm} are not both finite{streak}; the weights were left as they were. "
+            f"Training rows of the step: {rows}. {remedy}; last good checkpoint: {where}"
         )
 
     def _after_step(self, batch: StepBatch, result: StepResult, progress: Progress) -> None:
@@ -210,7 +271,11 @@ class Trainer:
     def _count(self, batch: StepBatch, result: StepResult) -> None:
         window, rows = self._window, batch.num_examples
         window.steps += 1
-        window.loss_sum += result.loss_sum
+        window.skipped_steps += not result.is_finite
+        if math.isfinite(result.loss_sum):
+            window.loss_sum += result.loss_sum
+        else:
+            window.lost_tokens += batch.target_tokens
         window.source_tokens += batch.source_tokens
         window.target_tokens += batch.target_tokens
         window.padded_tokens += batch.padded_tokens
@@ -231,10 +296,15 @@ class Trainer:
             "peak_memory_bytes": int(self._world.maximum(float(memory or resident_bytes()))),
             "mfu": self._mfu(),
         }
+        if self._options.skip_limit > 0:
+            row["skipped_steps"] = self._window.skipped_steps
+        if self._scale.is_dynamic:
+            row["loss_scale"] = result.loss_scale
         self._metrics.write("train", batch.step, **row)
         self._board.add("train", batch.step, row)
         speed = f"{row['tokens_per_second']:,.0f} tokens/s"
-        progress.note(f"(to step {batch.step}: loss {row['loss']:.3f}, {speed})")
+        loss = "not finite" if row["loss"] is None else f"{row['loss']:.3f}"
+        progress.note(f"(to step {batch.step}: loss {loss}, {speed})")
         self._window = Window()
         if self._options.compiles:
             self._say_compilations(batch.step)
@@ -277,6 +347,7 @@ class Trainer:
 
     def _checkpoint(self, step: int) -> None:
         self._state.window = self._window.to_json()
+        self._state.loss_scale = self._scale.to_json()
         row = self._save(self._state)
         self._saved_step = step
         self._metrics.write("checkpoint", step, **row)

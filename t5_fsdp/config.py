@@ -248,8 +248,13 @@ class CheckpointConfig:
     """Newest checkpoints that are kept."""
     keep_best: int = 1
     """Best checkpoints (by evaluation.best_metric) that are kept as well; 0: none."""
+    keep_every: int | None = None
+    """Checkpoints of the multiples of so many steps are kept as well; null: none for that."""
+    every_minutes: float | None = None
+    """Minutes between checkpoints, beside every_steps; null: steps alone count."""
     async_save: bool = True
-    """Let training go on while files are written (accepted; saving still blocks)."""
+    """Copy the tensors to host memory and let training go on while the files are written; false:
+    wait for them."""
     resume: str = "auto"
     """auto: go on from the newest complete checkpoint of run_dir, if any; never: refuse when there
     is one; or a checkpoint folder to go on from."""
@@ -392,6 +397,7 @@ _MINIMUM: dict[str, float] = {
     "train.collective_timeout_seconds": 1,
     "checkpoint.every_steps": 1,
     "checkpoint.keep_last": 1,
+    "checkpoint.keep_every": 1,
     "checkpoint.keep_best": 0,
     "evaluation.every_steps": 1,
     "evaluation.max_examples": 1,
@@ -409,7 +415,7 @@ _MAXIMUM: dict[str, float] = {
 }
 _LARGEST = 2**31 - 1  # of every other whole number
 # These must be larger than zero: a run with none of it does nothing.
-_POSITIVE = ("optimizer.grad_clip_norm", "train.epochs")
+_POSITIVE = ("optimizer.grad_clip_norm", "train.epochs", "checkpoint.every_minutes")
 
 # Values that are reserved but not honoured by this version: refused, never ignored.
 NOT_YET: dict[str, tuple[Any, ...]] = {

@@ -9,7 +9,8 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from t5_fsdp.checkpoint.manager import TOKENIZER, read_state, read_weights
+from t5_fsdp.checkpoint.format import TOKENIZER, read_state
+from t5_fsdp.checkpoint.manager import read_weights
 from t5_fsdp.config import DataConfig, EvaluationConfig
 from t5_fsdp.errors import UserError
 from t5_fsdp.model.build import build_with_weights

@@ -6,20 +6,22 @@ does: that is written last, by rank 0, after every rank's files are on disk, and
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import json
 import math
 import os
-import re
 import shutil
+import threading
 import time
-import zlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
@@ -30,221 +32,26 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+from t5_fsdp.checkpoint.format import (
+    COMPLETE,
+    CONFIG,
+    DAMAGED,
+    SCORES,
+    STATE,
+    TOKENIZER,
+    RunState,
+    files_below,
+    read_state,
+    write_complete,
+)
+from t5_fsdp.checkpoint.retention import Retention, prune
+from t5_fsdp.checkpoint.safe_reader import SafePlanner, SafeReader
 from t5_fsdp.distributed import World
 from t5_fsdp.errors import UserError
 from t5_fsdp.files import write_json
-from t5_fsdp.model.build import ModelSpec, StateDict, build_on_meta, unique_state_dict
+from t5_fsdp.model.build import StateDict, build_on_meta, unique_state_dict
 from t5_fsdp.parallel.common import clean_name
 
-FORMAT_VERSION = 2
-_BLOCK_BYTES = 1 << 22
-COMPLETE, STATE, CONFIG, TOKENIZER = "COMPLETE", "state.json", "config.yaml", "tokenizer"
-SCORES = "scores.json"  # of the validation after the checkpoint was written; may be missing
-_DAMAGED = ".damaged"
-_NAME = re.compile(r"step-(\d{8,})")
-
-
-@dataclass
-class RunState:
-    """What a checkpoint holds beside the tensors; no random state, see `seeding`.
-
-    Attributes:
-        step: finished optimizer steps; training goes on at step + 1.
-        model: the model's `ModelSpec` as JSON.
-        data_hash: of the training split's token ids, in order.
-        tokenizer_hash: of the tokenizer's vocabulary.
-        plan: the options that decide which examples a step holds.
-        window: sums of the metrics row that is still open.
-        scores: validation figures by step, for best checkpoints.
-        versions: of the libraries.
-        branched_from: the checkpoint that the run was told to go on from (`checkpoint.resume`).
-        place: where a stream of training data goes on.
-        prepared: folder of the prepared data, which evaluation uses again if it is there.
-        loss_scale: of fp16, see `training.loss_scale`.
-        skipped_in_a_row: steps up to this one that were skipped, not being finite.
-    """
-
-    step: int
-    model: dict[str, Any]
-    data_hash: str
-    tokenizer_hash: str
-    plan: dict[str, Any]
-    window: dict[str, Any]
-    scores: dict[str, dict[str, float]]
-    versions: dict[str, str]
-    prepared: str
-    branched_from: str | None = None
-    place: dict[str, int] = field(default_factory=dict)
-    loss_scale: dict[str, Any] = field(default_factory=dict)
-    skipped_in_a_row: int = 0
-
-    @property
-    def spec(self) -> ModelSpec:
-        return ModelSpec.from_json(self.model)
-
-
-def step_of(folder: Path) -> int | None:
-    """The step in a checkpoint folder's name, or None for another folder."""
-    match = _NAME.fullmatch(folder.name)
-    return int(match.group(1)) if match else None
-
-
-def complete_checkpoints(run_dir: Path) -> list[Path]:
-    """The run's complete checkpoints, oldest first."""
-    folders = [path for path in (run_dir / "checkpoints").glob("step-*") if step_of(path)]
-    return sorted((f for f in folders if (f / COMPLETE).is_file()), key=lambda f: step_of(f) or 0)
-
-
-def newest_sound(
-    folders: Sequence[Path], warn: Callable[[str], None], content: bool = True
-) -> Path | None:
-    """The last of the folders that is complete and undamaged; tells which ones are not.
-
-    Args:
-        folders: in the order of steps.
-        warn: gets a line for each that is damaged.
-        content: read every file and compare its checksum, not only its size.
-    """
-    for folder in reversed(folders):
-        try:
-            (check_content if content else check_complete)(folder)
-            read_state(folder)
-            return folder
-        except UserError as error:
-            warn(f"{error}; taking the one before it")
-    return None
-
-
-def is_checkpoint(folder: Path) -> bool:
-    """Whether a folder is a complete checkpoint of ours."""
-    return (folder / COMPLETE).is_file()
-
-
-def check_complete(folder: Path) -> Path:
-    """The folder itself, if it is a complete checkpoint of this format.
-
-    Raises:
-        UserError: missing, incomplete, of another format, or with a file of another size.
-    """
-    if not folder.is_dir():
-        raise UserError(f"there is no checkpoint folder {folder}; check the path")
-    if not is_checkpoint(folder):
-        raise UserError(
-            f"{folder} has no COMPLETE file, so it is no finished checkpoint; give one of "
-            f"{folder.parent} that has, or the run's folder"
-        )
-    for name, (size, _) in _listed_files(folder).items():
-        path = folder / name
-        found = path.stat().st_size if path.is_file() else None
-        if found != size:
-            state = "missing" if found is None else f"{found} bytes long"
-            raise UserError(
-                f"the checkpoint {folder} is damaged: {name} should have {size} bytes and is "
-                f"{state}; use another checkpoint"
-            )
-    return folder
-
-
-def check_content(folder: Path) -> Path:
-    """As `check_complete`, and every file's checksum; reads everything once.
-
-    Raises:
-        UserError: as `check_complete`, or a file with other content.
-    """
-    check_complete(folder)
-    listed = _listed_files(folder)
-    found = _checksums(folder, list(listed))
-    for name, (_, checksum) in listed.items():
-        if found[name] != checksum:
-            raise UserError(
-                f"the checkpoint {folder} is damaged: {name} should have the checksum "
-                f"{checksum:08x} and has {found[name]:08x}; use another checkpoint"
-            )
-    return folder
-
-
-def _listed_files(folder: Path) -> dict[str, tuple[int, int]]:
-    """Size and checksum of every file, from COMPLETE."""
-    marker = read_json(folder / COMPLETE)
-    try:
-        if marker["format_version"] == FORMAT_VERSION:
-            return {
-                str(name): (int(size), int(crc)) for name, (size, crc) in marker["files"].items()
-            }
-    except (TypeError, KeyError, ValueError, AttributeError):
-        pass
-    raise UserError(
-        f"{folder} is a checkpoint of another format, or its COMPLETE is damaged; this version "
-        f"reads format {FORMAT_VERSION}"
-    )
-
-
-def _checksums(folder: Path, names: Sequence[str]) -> dict[str, int]:
-    """CRC-32 of files, several at a time: zlib works outside of Python's lock."""
-    with ThreadPoolExecutor(max_workers=8) as pool:
-        return dict(zip(names, pool.map(lambda name: _crc32(folder / name), names), strict=True))
-
-
-def _crc32(path: Path) -> int:
-    value = 0
-    try:
-        with path.open("rb") as file:
-            while block := file.read(_BLOCK_BYTES):
-                value = zlib.crc32(block, value)
-    except OSError as error:
-        raise UserError(
-            f"{path} can't be read ({error.strerror}); use another checkpoint"
-        ) from None
-    return value
-
-
-def read_json(path: Path) -> Any:
-    """Raises UserError when the file can't be read or is no JSON."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} can't be read ({error}); use another checkpoint") from None
-
-
-def read_state(folder: Path) -> RunState:
-    """The state of a complete checkpoint.
-
-    Raises:
-        UserError: as `check_complete`.
-    """
-    check_complete(folder)
-    stored = read_json(folder / STATE)
-    try:
-        state = RunState(**stored)
-        for name, kind in (("step", int), ("model", dict), ("window", dict), ("plan", dict),
-                           ("scores", dict), ("data_hash", str), ("tokenizer_hash", str),
-                           ("place", dict), ("loss_scale", dict),
-                           ("skipped_in_a_row", int)):  # fmt: skip
-            if not isinstance(getattr(state, name), kind):
-                raise TypeError(f"{name} is no {kind.__name__}")
-        _ = state.spec
-    except Exception as error:  # transformers has errors of its own for a wrong configuration
-        raise UserError(
-            f"{folder / STATE} is not of this format ({error}); use another checkpoint"
-        ) from None
-    if (scores := _read_scores(folder / SCORES)) is not None:
-        state.scores = scores
-    return state
-
-
-def _read_scores(path: Path) -> dict[str, dict[str, float]] | None:
-    """Validation figures by step; None where the file, which no checkpoint needs, is no good."""
-    try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        return {
-            str(int(step)): {
-                str(name): float("nan") if value is None else float(value)
-                for name, value in figures.items()
-            }
-            for step, figures in stored.items()
-        }
-    except (OSError, ValueError, TypeError, AttributeError):
-        return None
 
 
 def read_weights(folder: Path) -> StateDict:
@@ -275,7 +82,7 @@ def load_weights(folder: Path, model: nn.Module) -> None:
 
 def _load(state: dict[str, Any], folder: Path, no_dist: bool) -> None:
     try:
-        dcp.load(state, checkpoint_id=folder, no_dist=no_dist)
+        dcp.load(state, storage_reader=SafeReader(folder), planner=SafePlanner(), no_dist=no_dist)
     except (Exception, CheckpointException) as error:  # the latter is no Exception
         lines = [line for line in str(error).splitlines() if line.strip()]
         reason = lines[-1].strip() if lines else type(error).__name__
@@ -284,25 +91,83 @@ def _load(state: dict[str, Any], folder: Path, no_dist: bool) -> None:
         ) from error
 
 
+@dataclass(frozen=True)
+class SavedCheckpoint:
+    """A checkpoint that has got its COMPLETE.
+
+    Attributes:
+        blocked_seconds: that training waited for it.
+        total_seconds: from the call of `save` until COMPLETE was there.
+    """
+
+    step: int
+    blocked_seconds: float
+    total_seconds: float
+    num_bytes: int
+
+    def row(self) -> dict[str, float]:
+        """Its row for metrics.jsonl."""
+        return {
+            "blocked_seconds": self.blocked_seconds,
+            "total_seconds": self.total_seconds,
+            "bytes": self.num_bytes,
+        }
+
+
+@dataclass
+class _Saving:
+    """A save whose tensors are staged in host memory.
+
+    Attributes:
+        state: when the tensors were staged; its scores may be of later.
+        state_json: the same as text, with the scores of then.
+        done: what the saving thread does; on rank 0 (seconds, bytes).
+    """
+
+    folder: Path
+    state: RunState
+    state_json: str
+    began: float
+    blocked_seconds: float = 0.0
+    is_complete: bool = False
+    is_reported: bool = False
+    done: Future[tuple[float, int]] = field(default_factory=Future)
+
+
 class CheckpointManager:
-    """Saves, finds, loads and prunes the checkpoints of one run; every method is a collective."""
+    """Saves, loads and prunes the checkpoints of one run.
+
+    `save` copies the tensors to host memory; a thread writes the files while training goes on. One
+    save is in flight at most. Methods are collectives unless they say otherwise.
+
+    Args:
+        retention: which checkpoints are kept.
+        background: return from `save` before the files are written; the same on all ranks.
+
+    Attributes:
+        on_saved: called on rank 0, in the training thread, for each complete checkpoint.
+    """
 
     def __init__(
         self,
         run_dir: Path,
         world: World,
         *,
-        keep_last: int,
-        keep_best: int,
-        best_metric: str,
+        retention: Retention,
+        background: bool = True,
         warn: Callable[[str], None] = print,
     ) -> None:
         self._folder = run_dir / "checkpoints"
         self._run_dir = run_dir
         self._world = world
-        self._keep_last, self._keep_best = keep_last, keep_best
-        self._best_metric = best_metric
-        self._warn = warn
+        self._retention = retention
+        self._background, self._warn = background, warn
+        self.on_saved: Callable[[SavedCheckpoint], None] = lambda saved: None
+        # A group of its own: the saving thread's collectives must not meet those of training.
+        self._group = dist.new_group(backend="gloo")
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._saving: _Saving | None = None
+        self._scores_lock = threading.Lock()
 
     def path(self, step: int) -> Path:
         """Where the checkpoint of a step is or would be."""
@@ -315,107 +180,137 @@ class CheckpointManager:
         state: RunState,
         config_yaml: str,
         tokenizer_dir: Path,
-    ) -> dict[str, float]:
-        """Write the checkpoint of `state.step`, then prune; the row for metrics.jsonl.
+    ) -> None:
+        """Begin to write the checkpoint of `state.step`; once it is there older ones are pruned.
 
         Raises:
-            UserError: the disk is full or the folder can't be written.
+            UserError: the disk is full or the folder can't be written, now or by the save before.
         """
         began = time.perf_counter()
+        self.wait()
         folder = self.path(state.step)
-        try:
-            size = self._write(folder, model, optimizer, state, config_yaml, tokenizer_dir)
-        except UserError:
-            # It is no checkpoint; what it takes may be what the disk lacks for saying so.
-            if self._world.is_main:
-                shutil.rmtree(folder, ignore_errors=True)
-            raise
-        self._on_main(lambda: self.prune(state))
-        seconds = time.perf_counter() - began
-        return {"blocked_seconds": seconds, "total_seconds": seconds, "bytes": size}
-
-    def _write(
-        self,
-        folder: Path,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        state: RunState,
-        config_yaml: str,
-        tokenizer_dir: Path,
-    ) -> int:
-        """All files, COMPLETE last; their bytes together."""
         self._on_main(lambda: _make_room(folder))
+        state_json = json.dumps(vars(state), indent=1)
+        saving = _Saving(folder, copy.deepcopy(state), state_json, began)
         try:
-            dcp.save(_tensors(model, optimizer), checkpoint_id=folder)
+            written = dcp.async_save(
+                _tensors(model, optimizer), checkpoint_id=folder, process_group=self._group
+            )
         except (Exception, CheckpointException) as error:
             raise _save_error(folder, error) from error
-        return self._on_main(lambda: self._finish(folder, state, config_yaml, tokenizer_dir))
+        self._saving = saving
+        saving.blocked_seconds = time.perf_counter() - began
+        saving.done = self._thread.submit(
+            self._complete, saving, written, config_yaml, tokenizer_dir
+        )
+        if not self._background:
+            self.wait()
+
+    def _complete(
+        self, saving: _Saving, written: Any, config_yaml: str, tokenizer_dir: Path
+    ) -> tuple[float, int]:
+        """In the saving thread: what comes after the tensors, on rank 0; seconds and bytes."""
+        try:
+            written.result()
+        except (Exception, CheckpointException) as error:
+            raise _save_error(saving.folder, error) from error
+        num_bytes = 0
+        if self._world.is_main:
+            num_bytes = self._finish(saving, config_yaml, tokenizer_dir)
+            with self._scores_lock:
+                saving.is_complete = True
+                self._apply_scores(saving.state)
+        return time.perf_counter() - saving.began, num_bytes
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether this rank knows of a failed save, which `wait` raises; no collective."""
+        saving = self._saving
+        return saving is not None and saving.done.done() and saving.done.exception() is not None
+
+    def poll(self) -> None:
+        """Report the save in flight if it is complete; no collective."""
+        saving = self._saving
+        if saving is not None and saving.done.done() and not self.has_failed:
+            self._report(saving)
+
+    def _report(self, saving: _Saving) -> None:
+        if self._world.is_main and not saving.is_reported:
+            saving.is_reported = True
+            seconds, num_bytes = saving.done.result()
+            # A save that does not run beside training blocks it to its end.
+            blocked = saving.blocked_seconds if self._background else seconds
+            self.on_saved(SavedCheckpoint(saving.state.step, blocked, seconds, num_bytes))
+
+    def wait(self) -> None:
+        """Wait for the save in flight, if any, and report it.
+
+        Raises:
+            UserError: it could not be written; what there is of it is deleted.
+        """
+        saving, self._saving = self._saving, None
+        if saving is None:
+            return
+        error = saving.done.exception()
+
+        def settle() -> None:
+            if error is not None:
+                # It is no checkpoint; what it takes may be what the disk lacks for saying so.
+                shutil.rmtree(saving.folder, ignore_errors=True)
+                raise error
+            self._report(saving)
+
+        self._on_main(settle)
+        if error is not None:
+            raise error
+
+    def settle(self, timeout_seconds: float) -> None:
+        """On the way out after a failure: let a save in flight end if it can; no collective."""
+        if self._saving is not None:
+            with contextlib.suppress(BaseException):
+                self._saving.done.exception(timeout_seconds)
 
     def _on_main(self, work: Any) -> Any:
         return self._world.on_rank_zero(work)
 
-    def _finish(self, folder: Path, state: RunState, config_yaml: str, tokenizer_dir: Path) -> int:
+    def _finish(self, saving: _Saving, config_yaml: str, tokenizer_dir: Path) -> int:
+        folder = saving.folder
         try:
-            (folder / STATE).write_text(json.dumps(vars(state), indent=1), encoding="utf-8")
+            (folder / STATE).write_text(saving.state_json, encoding="utf-8")
             (folder / CONFIG).write_text(config_yaml, encoding="utf-8")
             shutil.copytree(tokenizer_dir, folder / TOKENIZER, dirs_exist_ok=True)
-            names = [
-                str(path.relative_to(folder))
-                for path in sorted(folder.rglob("*"))
-                if path.is_file()
-            ]
+            names = files_below(folder)
             _check_shards(folder, names)
-            for name in names:
-                _sync(folder / name)
-            sizes = {name: (folder / name).stat().st_size for name in names}
-            checksums = _checksums(folder, names)
-            marker = {
-                "format_version": FORMAT_VERSION,
-                "step": state.step,
-                "world_size": self._world.world_size,
-                "files": {name: [sizes[name], checksums[name]] for name in names},
-            }
-            partial = folder / f".{COMPLETE}.part"
-            partial.write_text(json.dumps(marker, indent=1), encoding="utf-8")
-            _sync(partial)
-            os.replace(partial, folder / COMPLETE)
-            _sync(folder)
+            return write_complete(folder, names, saving.state.step, self._world.world_size)
         except OSError as error:
             raise _save_error(folder, error) from error
-        return sum(sizes.values())
 
     def record_scores(self, state: RunState) -> None:
-        """Put the validation of `state.step` beside its checkpoint, then prune by it."""
+        """Put the validation of `state.step` beside its checkpoint, then prune by it.
+
+        While that checkpoint is being written its thread does it, once COMPLETE is there.
+        """
 
         def record() -> None:
+            saving = self._saving
+            with self._scores_lock:
+                if saving is not None and saving.state.step == state.step:
+                    saving.state.scores = copy.deepcopy(state.scores)
+                    if not saving.is_complete:
+                        return
+                self._apply_scores(state)
+
+        self._on_main(record)
+
+    def _apply_scores(self, state: RunState) -> None:
+        if str(state.step) in state.scores:
             # JSON has no NaN.
             scores = {
                 step: {n: v if math.isfinite(v) else None for n, v in figures.items()}
                 for step, figures in state.scores.items()
             }
             write_json(self.path(state.step) / SCORES, scores)
-            self.prune(state)
-
-        self._on_main(record)
-
-    def prune(self, state: RunState) -> None:
-        """Delete what is neither among the newest nor the best, and what older steps left behind.
-
-        The checkpoint of `state.step`, just written, stays. What can't be deleted is only warned
-        of: the newest checkpoint is sound. On rank 0 only.
-        """
-        folders = complete_checkpoints(self._run_dir)
-        kept = {state.step, *(step_of(folder) for folder in folders[-self._keep_last :])}
-        kept |= set(best_steps(state.scores, self._best_metric, folders)[: self._keep_best])
-        try:
-            for folder in folders:
-                if step_of(folder) not in kept:
-                    (folder / COMPLETE).unlink()
-                    shutil.rmtree(folder)
-            for folder in _leftovers(self._folder, state.step):
-                shutil.rmtree(folder)
-        except OSError as error:
-            self._warn(f"an old checkpoint can't be deleted ({error}); delete it by hand")
+        prune(self._run_dir, self._retention, state.step, state.scores, self._warn)
 
     def load(self, folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Read a complete checkpoint into a materialized model and its optimizer, on any layout.
@@ -435,7 +330,7 @@ class CheckpointManager:
 
 def _check_shards(folder: Path, names: Sequence[str]) -> None:
     """Raises UserError when a rank has written where rank 0 does not see it."""
-    stored = dcp.FileSystemReader(folder).read_metadata().storage_data or {}
+    stored = SafeReader(folder).read_metadata().storage_data or {}
     missing = {place.relative_path for place in stored.values()} - set(names)
     if missing:
         raise UserError(
@@ -446,7 +341,7 @@ def _check_shards(folder: Path, names: Sequence[str]) -> None:
 
 def _make_room(folder: Path) -> None:
     # What is in the way has no COMPLETE or is damaged; it goes when its successor is sound.
-    damaged = folder.with_name(folder.name + _DAMAGED)
+    damaged = folder.with_name(folder.name + DAMAGED)
     try:
         if folder.exists():
             shutil.rmtree(damaged, ignore_errors=True)
@@ -455,37 +350,6 @@ def _make_room(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _save_error(folder, error) from error
-
-
-def _leftovers(folder: Path, step: int) -> list[Path]:
-    """Of steps up to `step`: what an interrupted save left, and damaged ones moved aside."""
-    found = []
-    for path in folder.iterdir():
-        of_step = step_of(path.with_name(path.name.removesuffix(_DAMAGED)))
-        damaged = path.name.endswith(_DAMAGED) or not (path / COMPLETE).exists()
-        if of_step is not None and of_step <= step and damaged:
-            found.append(path)
-    return found
-
-
-def best_steps(
-    scores: dict[str, dict[str, float]], metric: str, folders: list[Path] | None
-) -> list[int]:
-    """Steps that have a score, the best first; among equals the earliest; NaN is never best.
-
-    Args:
-        folders: only steps that have one of these checkpoints; None: all.
-    """
-    present = None if folders is None else {step_of(folder) for folder in folders}
-    sign = 1 if metric == "loss" else -1
-    ranked = [
-        (sign * values[metric], int(step))
-        for step, values in scores.items()
-        if (present is None or int(step) in present)
-        and values.get(metric) is not None
-        and math.isfinite(values[metric])
-    ]
-    return [step for _, step in sorted(ranked)]
 
 
 def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -523,14 +387,6 @@ def _with_shared_names(model: nn.Module, weights: dict[str, Any]) -> dict[str, A
         original = first_name.setdefault(id(parameter), clean)
         full[clean] = weights[original]
     return full
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _save_error(folder: Path, error: BaseException) -> UserError:

@@ -74,7 +74,7 @@ def find_model(layers: Layers, option: str, name: str) -> FoundModel:
             exported here.
     """
     from t5_fsdp.checkpoint.export import exported_options
-    from t5_fsdp.checkpoint.manager import step_of
+    from t5_fsdp.checkpoint.format import step_of
 
     folder = Path(name)
     is_hf = (folder / "config.json").is_file()
@@ -101,7 +101,8 @@ def load_model(found: FoundModel, config: Config, device: torch.device) -> Loade
     Raises:
         UserError: damaged, not readable, or not a model for summaries.
     """
-    from t5_fsdp.checkpoint.manager import TOKENIZER, read_state, read_weights
+    from t5_fsdp.checkpoint.format import TOKENIZER, read_state
+    from t5_fsdp.checkpoint.manager import read_weights
     from t5_fsdp.data.tokenization import load_tokenizer
     from t5_fsdp.model.build import build_with_weights, resolve_spec
     from t5_fsdp.model.pretrained import open_pretrained

@@ -66,7 +66,7 @@ def find_resume(
         UserError: resume is never and there are checkpoints; none of them is sound; the named one
             is not complete, or run_dir has checkpoints that do not come from it.
     """
-    from t5_fsdp.checkpoint.manager import complete_checkpoints, newest_sound, step_of
+    from t5_fsdp.checkpoint.format import complete_checkpoints, newest_sound, step_of
 
     for folder in (run_dir, run_dir / "checkpoints"):
         if os.path.lexists(folder) and not folder.is_dir():
@@ -101,7 +101,7 @@ def _find_branch(
     That one; or, when this run has gone on from it before, the newest that came of it: the same
     command again must not throw away what was done since.
     """
-    from t5_fsdp.checkpoint.manager import newest_sound, read_state, step_of
+    from t5_fsdp.checkpoint.format import newest_sound, read_state, step_of
 
     start = find_checkpoint(start, "checkpoint.resume")
     since = [path for path in found if path.parent != start.parent]
@@ -127,14 +127,14 @@ def find_checkpoint(folder: Path, option: str, best_metric: str | None = None) -
     Raises:
         UserError: nothing complete and sound there.
     """
-    from t5_fsdp.checkpoint.manager import (
-        best_steps,
+    from t5_fsdp.checkpoint.format import (
         check_content,
         complete_checkpoints,
         newest_sound,
         read_state,
         step_of,
     )
+    from t5_fsdp.checkpoint.retention import best_steps
 
     if not folder.is_dir():
         raise UserError(f"{option}: there is no folder {folder}; check the path")

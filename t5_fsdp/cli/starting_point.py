@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from t5_fsdp.checkpoint.manager import RunState, is_checkpoint, read_state
+from t5_fsdp.checkpoint.format import RunState, is_checkpoint, read_state
 from t5_fsdp.cli import run_folder
 from t5_fsdp.config import Config, to_dict, width_multiple
 from t5_fsdp.data.batching import (

@@ -126,6 +126,7 @@ def _train_from(
     start: StartingPoint, config: Config, session: Session, world: World, prepared: PreparedData
 ) -> None:
     from t5_fsdp.checkpoint.manager import CheckpointManager
+    from t5_fsdp.checkpoint.retention import Retention
     from t5_fsdp.model.flops import T5Shape
     from t5_fsdp.parallel.engine import check_optimizer
     from t5_fsdp.parallel.mesh import shard_index
@@ -148,9 +149,13 @@ def _train_from(
     checkpoints = CheckpointManager(
         run_dir,
         world,
-        keep_last=config.checkpoint.keep_last,
-        keep_best=config.checkpoint.keep_best,
-        best_metric=config.evaluation.best_metric,
+        retention=Retention(
+            keep_last=config.checkpoint.keep_last,
+            keep_best=config.checkpoint.keep_best,
+            best_metric=config.evaluation.best_metric,
+            keep_every=config.checkpoint.keep_every,
+        ),
+        background=config.checkpoint.async_save,
         warn=session.console.warn,
     )
     if start.resume is not None:
@@ -203,7 +208,7 @@ def _open_run_folder(
     start: StartingPoint, config: Config, session: Session, world: World, prepared: PreparedData
 ) -> None:
     """Write what the folder says about the run, and arrange for what it says if that ends early."""
-    from t5_fsdp.checkpoint.manager import complete_checkpoints
+    from t5_fsdp.checkpoint.format import complete_checkpoints
     from t5_fsdp.training.metrics import write_status
 
     run_dir = Path(config.run_dir)

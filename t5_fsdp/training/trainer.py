@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 
-from t5_fsdp.checkpoint.manager import CheckpointManager, RunState, best_steps
+from t5_fsdp.checkpoint.format import RunState, complete_checkpoints
+from t5_fsdp.checkpoint.manager import CheckpointManager, SavedCheckpoint
+from t5_fsdp.checkpoint.retention import best_steps
 from t5_fsdp.config import (
     CheckpointConfig,
     EvaluationConfig,
@@ -34,6 +36,7 @@ from t5_fsdp.training.loss_scale import LossScale, initial_loss_scale
 from t5_fsdp.training.metrics import MetricsFile, Window, write_status
 from t5_fsdp.training.optimizer import learning_rate, set_learning_rate
 
+_SETTLE_SECONDS = 20.0  # torchrun kills what has not ended 30 s after its signal
 # Skipped in a row where fp16 looks for the largest scale that its gradients stand.
 _SKIPPED_WITH_FP16 = 25
 
@@ -82,6 +85,8 @@ class StepResult:
     grad_norm: float
     loss_scale: float
     stop_requested: bool
+    save_failed: bool
+    save_is_due: bool
 
     @property
     def is_finite(self) -> bool:
@@ -106,7 +111,7 @@ class Trainer:
         engine: the sharded model with its weights in place.
         batches: this rank's share of every step.
         state: where the run stands; changed as it goes on, saved with each checkpoint.
-        save: writes the checkpoint of `state`, returns its row for metrics.jsonl.
+        save: begins to write the checkpoint of `state`.
         validate: loss and ROUGE of the validation subset for a step; None without such a split.
         peak_flops: of all devices together, FLOP a second, or None where unknown.
     """
@@ -124,7 +129,7 @@ class Trainer:
         batches: Batches,
         state: RunState,
         checkpoints: CheckpointManager,
-        save: Callable[[RunState], dict[str, float]],
+        save: Callable[[RunState], None],
         validate: Callable[[int], dict[str, float]] | None,
         shape: T5Shape,
         peak_flops: float | None,
@@ -141,7 +146,10 @@ class Trainer:
         self._scale = LossScale(initial_loss_scale(options.parallel), state.loss_scale)
         self._metrics = MetricsFile(run_dir / "metrics.jsonl" if world.is_main else None)
         self._last = total_steps(batches.steps_per_epoch, options.train)
-        self._saved_step = state.step if state.step else None
+        # Of these the first is being written, or is; the second has its COMPLETE (on rank 0).
+        self._begun_step = self._saved_step = state.step if state.step else None
+        checkpoints.on_saved = self._note_saved
+        self._last_save_began = time.monotonic()
         self._num_compilations = 0
         self._board = _TensorBoard(run_dir, world.is_main and options.logging.tensorboard)
 
@@ -153,6 +161,16 @@ class Trainer:
             NonFiniteError: see there.
             UserError: a checkpoint can't be written.
         """
+        try:
+            self._run()
+        except BaseException:
+            # What is being written may be the last thing that is kept of the run.
+            self._checkpoints.settle(_SETTLE_SECONDS)
+            raise
+        self._board.close()
+        self._status("finished", f"trained {self._last} steps")
+
+    def _run(self) -> None:
         first = self._state.step + 1
         self._status("running", "")
         with (
@@ -168,18 +186,24 @@ class Trainer:
                 self._window.seconds += time.perf_counter() - began
                 self._after_step(batch, result, progress)
                 began = time.perf_counter()
-        self._board.close()
-        self._status("finished", f"trained {self._last} steps")
+            self._checkpoints.wait()
 
     def _step(self, batch: StepBatch) -> StepResult:
         seed_torch(self._options.seed, "dropout", batch.step, self._world.rank)
         self._engine.model.train()
         losses = [self._forward_backward(batch, index) for index in range(len(batch.micro_batches))]
         norm = self._clip_grad_norm()
-        loss_sum, stops = self._world.sum(
-            [math.fsum(float(loss) for loss in losses), float(self._asked_to_stop())]
+        loss_sum, stops, failures, dues = self._world.sum(
+            [
+                math.fsum(float(loss) for loss in losses),
+                float(self._asked_to_stop()),
+                float(self._checkpoints.has_failed),
+                float(self._minutes_are_over()),
+            ]
         )
-        result = StepResult(loss_sum, norm, self._scale.factor, stops > 0)
+        result = StepResult(
+            loss_sum, norm, self._scale.factor, stops > 0, failures > 0, dues > 0
+        )
         # Loss and norm are the same on every rank, so all of them skip, or none does.
         if result.is_finite:
             self._state.skipped_in_a_row = 0
@@ -206,6 +230,7 @@ class Trainer:
         """
         skipped, limit = self._state.skipped_in_a_row + 1, self._options.skip_limit
         if skipped > limit:
+            self._checkpoints.wait()
             raise NonFiniteError(self._describe_non_finite(batch, result, skipped))
         self._state.skipped_in_a_row = skipped
         scale = f" at loss scale {result.loss_scale:g}" if self._scale.is_dynamic else ""
@@ -221,6 +246,12 @@ class Trainer:
             self._engine.backward(objective * self._scale.factor / batch.target_tokens)
         return cross_entropy
 
+    def _minutes_are_over(self) -> bool:
+        # Rank 0's clock decides for all.
+        minutes = self._options.checkpoint.every_minutes
+        waited = time.monotonic() - self._last_save_began
+        return self._world.is_main and minutes is not None and waited >= 60.0 * minutes
+
     def _asked_to_stop(self) -> bool:
         return self._interruption.requested is not None
 
@@ -229,8 +260,7 @@ class Trainer:
         return learning_rate(step, self._last, options.optimizer.lr, options.schedule)
 
     def _describe_non_finite(self, batch: StepBatch, result: StepResult, in_a_row: int) -> str:
-        last = self._saved_step
-        where = self._checkpoints.path(last) if last else "none yet"
+        where = next(reversed(complete_checkpoints(self._run_dir)), "none yet")
         rows = ", ".join(map(str, batch.example_indices[:8].tolist()))
         rows += ", ..." if len(batch.example_indices) > 8 else ""
         streak = ""
@@ -249,18 +279,23 @@ class Trainer:
     def _after_step(self, batch: StepBatch, result: StepResult, progress: Progress) -> None:
         step = self._state.step = batch.step
         self._state.place = batch.place
+        self._checkpoints.poll()
+        if result.save_failed:
+            self._checkpoints.wait()  # raises why
         self._count(batch, result)
         ends = step == self._last
         if step % self._options.logging.every_steps == 0 or ends:
             self._log(batch, result, progress)
         progress.advance(1)
         every = self._options.checkpoint.every_steps
+        is_due = result.save_is_due or (every is not None and step % every == 0)
         # Before the validation: what may fail there, or take too long for a preempted machine,
         # must not cost the steps. A validation that was left out is made up for by the resume.
-        if ends or result.stop_requested or (every is not None and step % every == 0):
+        if ends or result.stop_requested or is_due:
             self._checkpoint(step)
         validation_is_due = self._validation_is_due(step)
         if result.stop_requested and not (ends and not validation_is_due):
+            self._checkpoints.wait()
             self._board.close()
             raise Preempted(
                 f"stopped by a signal after step {step}; the same command goes on from it"
@@ -340,7 +375,7 @@ class Trainer:
             + f" / {100 * figures['rougeLsum']:.1f} on {figures['examples']} examples"
         )
         ranked = best_steps(self._state.scores, self._options.evaluation.best_metric, None)
-        if self._saved_step == step:
+        if self._begun_step == step:
             self._checkpoints.record_scores(self._state)
         elif self._options.checkpoint.keep_best > 0 and ranked[:1] == [step]:
             self._checkpoint(step)
@@ -348,11 +383,15 @@ class Trainer:
     def _checkpoint(self, step: int) -> None:
         self._state.window = self._window.to_json()
         self._state.loss_scale = self._scale.to_json()
-        row = self._save(self._state)
-        self._saved_step = step
-        self._metrics.write("checkpoint", step, **row)
+        self._last_save_began = time.monotonic()
+        self._save(self._state)
+        self._begun_step = step
+
+    def _note_saved(self, saved: SavedCheckpoint) -> None:
+        self._saved_step = saved.step
+        self._metrics.write("checkpoint", saved.step, **saved.row())
         self._status("running", "")
-        self._console.say(f"step {step}: checkpoint {self._checkpoints.path(step)}")
+        self._console.say(f"step {saved.step}: checkpoint {self._checkpoints.path(saved.step)}")
 
     def _status(self, state: str, message: str) -> None:
         if self._world.is_main:

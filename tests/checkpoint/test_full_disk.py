@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from t5_fsdp.checkpoint.manager import complete_checkpoints
+from t5_fsdp.checkpoint.format import complete_checkpoints
 from t5_fsdp.cli.run_folder import find_resume
 from t5_fsdp.config import CheckpointConfig
 from tests.conftest import tiny_options

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from t5_fsdp.checkpoint.manager import CheckpointManager, RunState, best_steps
+from t5_fsdp.checkpoint.format import RunState
+from t5_fsdp.checkpoint.retention import Retention, best_steps, prune
 from tests.conftest import read_metrics, tiny_options
 
 
@@ -40,35 +41,34 @@ def left(run_dir: Path) -> list[str]:
     return sorted(path.name for path in (run_dir / "checkpoints").iterdir())
 
 
-def prune(run_dir: Path, state: RunState, warnings: list[str] | None = None) -> None:
-    said = [] if warnings is None else warnings
-    CheckpointManager(
-        run_dir,
-        None,  # type: ignore[arg-type]  # pruning is rank 0's alone
-        keep_last=2,
-        keep_best=1,
-        best_metric="rouge1",
-        warn=said.append,
-    ).prune(state)
+def prune_after(run_dir: Path, state: RunState, keep_every: int | None = None) -> None:
+    kept = Retention(keep_last=2, keep_best=1, best_metric="rouge1", keep_every=keep_every)
+    prune(run_dir, kept, state.step, state.scores, pytest.fail)
 
 
 def test_newest_and_best_stay(tmp_path: Path) -> None:
     make_folders(tmp_path, [100, 200, 300, 400])
     scores = {"100": {"rouge1": math.nan}, "200": {"rouge1": 0.3}, "300": {"rouge1": 0.2}}
-    prune(tmp_path, make_state(400, scores))
+    prune_after(tmp_path, make_state(400, scores))
     assert left(tmp_path) == ["step-00000200", "step-00000300", "step-00000400"]
 
 
 def test_the_one_just_written_stays_though_others_have_later_steps(tmp_path: Path) -> None:
     make_folders(tmp_path, [700, 1000, 1500])
-    prune(tmp_path, make_state(700))
+    prune_after(tmp_path, make_state(700))
     assert "step-00000700" in left(tmp_path)
+
+
+def test_multiples_stay(tmp_path: Path) -> None:
+    make_folders(tmp_path, [100, 150, 200, 250, 300, 350])
+    prune_after(tmp_path, make_state(350), keep_every=200)
+    assert left(tmp_path) == ["step-00000200", "step-00000300", "step-00000350"]
 
 
 def test_what_interrupted_saves_left_goes_and_what_is_not_ours_stays(tmp_path: Path) -> None:
     others = ("step-00000150", "step-00000100.damaged", "step-00000300", "notes", "step-1.old")
     make_folders(tmp_path, [200], others)
-    prune(tmp_path, make_state(200))
+    prune_after(tmp_path, make_state(200))
     # Step 300 has no COMPLETE but may be being written.
     assert left(tmp_path) == ["notes", "step-00000200", "step-00000300", "step-1.old"]
 
@@ -171,7 +171,7 @@ def test_a_validation_that_was_left_out_is_made_up_for(run: Any, tmp_path: Path)
 
 @pytest.mark.parametrize("content", ["", "x", "[]", "5", "null", '{"10": 5}', '{"x": {}}'])
 def test_scores_that_are_no_good_are_left_out(run: Any, tmp_path: Path, content: str) -> None:
-    from t5_fsdp.checkpoint.manager import read_state
+    from t5_fsdp.checkpoint.format import read_state
 
     assert run("run", 2)[0] == 0
     checkpoint = tmp_path / "run/checkpoints/step-00000002"

@@ -65,7 +65,8 @@ def test_summarize_names_the_file_that_is_no_text(
 def test_exported_folder_gives_the_logits_of_the_checkpoint(trained: Path, exported: Path) -> None:
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-    from t5_fsdp.checkpoint.manager import complete_checkpoints, read_state, read_weights
+    from t5_fsdp.checkpoint.format import complete_checkpoints, read_state
+    from t5_fsdp.checkpoint.manager import read_weights
     from t5_fsdp.model.build import build_with_weights
 
     checkpoint = complete_checkpoints(trained)[-1]
@@ -180,7 +181,8 @@ def test_check_writes_nothing_and_says_what_would_be_trained(
 def test_warm_start_takes_weights_and_overrides_from_a_checkpoint(
     pools: Any, corpus: Path, trained: Path, tmp_path: Path
 ) -> None:
-    from t5_fsdp.checkpoint.manager import complete_checkpoints, read_state, read_weights
+    from t5_fsdp.checkpoint.format import complete_checkpoints, read_state
+    from t5_fsdp.checkpoint.manager import read_weights
 
     start = complete_checkpoints(trained)[-1]
     options = {

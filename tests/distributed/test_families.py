@@ -32,7 +32,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], bool]] = {
 def test_a_family_goes_all_the_way(pools: Any, corpus: Path, tmp_path: Path, family: str) -> None:
     from transformers import AutoModelForSeq2SeqLM
 
-    from t5_fsdp.checkpoint.manager import complete_checkpoints, read_state
+    from t5_fsdp.checkpoint.format import complete_checkpoints, read_state
 
     extra, own_head = FAMILIES[family]
     run_dir = tmp_path / "run"

@@ -1,0 +1,270 @@
+"""The folder of a checkpoint: its name, what is in it, and whether it is whole.
+
+A checkpoint is `<run_dir>/checkpoints/step-00000500`. It exists when its COMPLETE file does, which
+holds the size and checksum of every other file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from t5_fsdp.errors import UserError
+from t5_fsdp.model.build import ModelSpec
+
+FORMAT_VERSION = 2
+_BLOCK_BYTES = 1 << 22
+COMPLETE, STATE, CONFIG, TOKENIZER = "COMPLETE", "state.json", "config.yaml", "tokenizer"
+SCORES = "scores.json"  # of the validation after the checkpoint was written; may be missing
+DAMAGED = ".damaged"
+_NAME = re.compile(r"step-(\d{8,})")
+
+
+@dataclass
+class RunState:
+    """What a checkpoint holds beside the tensors; no random state, see `seeding`.
+
+    Attributes:
+        step: finished optimizer steps; training goes on at step + 1.
+        model: the model's `ModelSpec` as JSON.
+        data_hash: of the training split's token ids, in order.
+        tokenizer_hash: of the tokenizer's vocabulary.
+        plan: the options that decide which examples a step holds.
+        window: sums of the metrics row that is still open.
+        scores: validation figures by step, for best checkpoints.
+        versions: of the libraries.
+        branched_from: the checkpoint that the run was told to go on from (`checkpoint.resume`).
+        place: where a stream of training data goes on.
+        prepared: folder of the prepared data, which evaluation uses again if it is there.
+        loss_scale: of fp16, see `training.loss_scale`.
+        skipped_in_a_row: steps up to this one that were skipped, not being finite.
+    """
+
+    step: int
+    model: dict[str, Any]
+    data_hash: str
+    tokenizer_hash: str
+    plan: dict[str, Any]
+    window: dict[str, Any]
+    scores: dict[str, dict[str, float]]
+    versions: dict[str, str]
+    prepared: str
+    branched_from: str | None = None
+    place: dict[str, int] = field(default_factory=dict)
+    loss_scale: dict[str, Any] = field(default_factory=dict)
+    skipped_in_a_row: int = 0
+
+    @property
+    def spec(self) -> ModelSpec:
+        return ModelSpec.from_json(self.model)
+
+
+def step_of(folder: Path) -> int | None:
+    """The step in a checkpoint folder's name, or None for another folder."""
+    match = _NAME.fullmatch(folder.name)
+    return int(match.group(1)) if match else None
+
+
+def complete_checkpoints(run_dir: Path) -> list[Path]:
+    """The run's complete checkpoints, oldest first."""
+    folders = [path for path in (run_dir / "checkpoints").glob("step-*") if step_of(path)]
+    return sorted((f for f in folders if (f / COMPLETE).is_file()), key=lambda f: step_of(f) or 0)
+
+
+def newest_sound(
+    folders: Sequence[Path], warn: Callable[[str], None], content: bool = True
+) -> Path | None:
+    """The last of the folders that is complete and undamaged; tells which ones are not.
+
+    Args:
+        folders: in the order of steps.
+        warn: gets a line for each that is damaged.
+        content: read every file and compare its checksum, not only its size.
+    """
+    for folder in reversed(folders):
+        try:
+            (check_content if content else check_complete)(folder)
+            read_state(folder)
+            return folder
+        except UserError as error:
+            warn(f"{error}; taking the one before it")
+    return None
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether a folder is a complete checkpoint of ours."""
+    return (folder / COMPLETE).is_file()
+
+
+def check_complete(folder: Path) -> Path:
+    """The folder itself, if it is a complete checkpoint of this format.
+
+    Raises:
+        UserError: missing, incomplete, of another format, or with a file of another size.
+    """
+    if not folder.is_dir():
+        raise UserError(f"there is no checkpoint folder {folder}; check the path")
+    if not is_checkpoint(folder):
+        raise UserError(
+            f"{folder} has no COMPLETE file, so it is no finished checkpoint; give one of "
+            f"{folder.parent} that has, or the run's folder"
+        )
+    for name, (size, _) in _listed_files(folder).items():
+        path = folder / name
+        found = path.stat().st_size if path.is_file() else None
+        if found != size:
+            state = "missing" if found is None else f"{found} bytes long"
+            raise UserError(
+                f"the checkpoint {folder} is damaged: {name} should have {size} bytes and is "
+                f"{state}; use another checkpoint"
+            )
+    return folder
+
+
+def check_content(folder: Path) -> Path:
+    """As `check_complete`, and every file's checksum; reads everything once.
+
+    Raises:
+        UserError: as `check_complete`, or a file with other content.
+    """
+    check_complete(folder)
+    listed = _listed_files(folder)
+    found = checksums(folder, list(listed))
+    for name, (_, checksum) in listed.items():
+        if found[name] != checksum:
+            raise UserError(
+                f"the checkpoint {folder} is damaged: {name} should have the checksum "
+                f"{checksum:08x} and has {found[name]:08x}; use another checkpoint"
+            )
+    return folder
+
+
+def _listed_files(folder: Path) -> dict[str, tuple[int, int]]:
+    """Size and checksum of every file, from COMPLETE."""
+    marker = read_json(folder / COMPLETE)
+    try:
+        if marker["format_version"] == FORMAT_VERSION:
+            return {
+                str(name): (int(size), int(crc)) for name, (size, crc) in marker["files"].items()
+            }
+    except (TypeError, KeyError, ValueError, AttributeError):
+        pass
+    raise UserError(
+        f"{folder} is a checkpoint of another format, or its COMPLETE is damaged; this version "
+        f"reads format {FORMAT_VERSION}"
+    )
+
+
+def checksums(folder: Path, names: Sequence[str]) -> dict[str, int]:
+    """CRC-32 of files, several at a time: zlib works outside of Python's lock."""
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        return dict(zip(names, pool.map(lambda name: _crc32(folder / name), names), strict=True))
+
+
+def _crc32(path: Path) -> int:
+    value = 0
+    try:
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK_BYTES):
+                value = zlib.crc32(block, value)
+    except OSError as error:
+        raise UserError(
+            f"{path} can't be read ({error.strerror}); use another checkpoint"
+        ) from None
+    return value
+
+
+def read_json(path: Path) -> Any:
+    """Raises UserError when the file can't be read or is no JSON."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} can't be read ({error}); use another checkpoint") from None
+
+
+def read_state(folder: Path) -> RunState:
+    """The state of a complete checkpoint.
+
+    Raises:
+        UserError: as `check_complete`.
+    """
+    check_complete(folder)
+    stored = read_json(folder / STATE)
+    try:
+        state = RunState(**stored)
+        for name, kind in (("step", int), ("model", dict), ("window", dict), ("plan", dict),
+                           ("scores", dict), ("data_hash", str), ("tokenizer_hash", str),
+                           ("place", dict), ("loss_scale", dict),
+                           ("skipped_in_a_row", int)):  # fmt: skip
+            if not isinstance(getattr(state, name), kind):
+                raise TypeError(f"{name} is no {kind.__name__}")
+        _ = state.spec
+    except Exception as error:  # transformers has errors of its own for a wrong configuration
+        raise UserError(
+            f"{folder / STATE} is not of this format ({error}); use another checkpoint"
+        ) from None
+    if (scores := _read_scores(folder / SCORES)) is not None:
+        state.scores = scores
+    return state
+
+
+def _read_scores(path: Path) -> dict[str, dict[str, float]] | None:
+    """Validation figures by step; None where the file, which no checkpoint needs, is no good."""
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        return {
+            str(int(step)): {
+                str(name): float("nan") if value is None else float(value)
+                for name, value in figures.items()
+            }
+            for step, figures in stored.items()
+        }
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+
+
+def files_below(folder: Path) -> list[str]:
+    """Names of all files in a checkpoint's folder, relative to it."""
+    found = sorted(path for path in folder.rglob("*") if path.is_file())
+    return [str(path.relative_to(folder)) for path in found]
+
+
+def write_complete(folder: Path, names: Sequence[str], step: int, world_size: int) -> int:
+    """Make sure that the files are on disk, then make the folder a checkpoint; bytes of all.
+
+    Raises:
+        OSError: a file can't be read or written.
+    """
+    for name in names:
+        _sync(folder / name)
+    sizes = {name: (folder / name).stat().st_size for name in names}
+    found = checksums(folder, names)
+    marker = {
+        "format_version": FORMAT_VERSION,
+        "step": step,
+        "world_size": world_size,
+        "config_digest": hashlib.sha256((folder / CONFIG).read_bytes()).hexdigest(),
+        "files": {name: [sizes[name], found[name]] for name in names},
+    }
+    partial = folder / f".{COMPLETE}.part"
+    partial.write_text(json.dumps(marker, indent=1), encoding="utf-8")
+    _sync(partial)
+    os.replace(partial, folder / COMPLETE)
+    _sync(folder)
+    return sum(sizes.values())
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

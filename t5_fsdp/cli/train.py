@@ -320,6 +320,7 @@ def _validator(
             newline=newline,
             micro_batch_tokens=config.train.micro_batch_tokens,
             width_multiple=width_multiple(config),
+            should_stop=lambda: session.interruption.requested is not None,
             output_dir=Path(config.run_dir) / "evaluation" / f"step-{step:08d}" / "validation",
         )
 

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from t5_fsdp.data.tokenized import TokenizedSplit
 
 
+class EvaluationStopped(Exception):
+    """A rank was asked to stop before all summaries were there; raised on all of them."""
+
+
 def choose_examples(size: int, limit: int | None, seed: int) -> np.ndarray:
     """A fixed random choice of at most `limit` rows of a split, in the split's order."""
     if limit is None or limit >= size:
@@ -84,11 +88,16 @@ def summarize_split(
     world: World,
     console: Console,
     newline: int | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> list[str] | None:
     """Summaries of `indices` in their order, on rank 0 (None elsewhere); a collective.
 
     Args:
         newline: the token that stands for a newline, see `tokenization.newline_id`.
+        should_stop: asked before each batch, on each rank.
+
+    Raises:
+        EvaluationStopped: one of the ranks was told to stop.
     """
     sources = [split.source(int(index)) for index in indices]
     with console.progress(len(indices), "summaries") as progress:
@@ -102,7 +111,10 @@ def summarize_split(
             world_size=world.world_size,
             newline=newline,
             on_batch=lambda rows: progress.advance(min(rows * world.world_size, len(indices))),
+            should_stop=should_stop,
         )
+    if world.sum([float(should_stop())])[0]:
+        raise EvaluationStopped
     gathered = world.gather_objects(mine)
     if gathered is None:
         return None
@@ -161,19 +173,24 @@ def validate(
     micro_batch_tokens: int,
     width_multiple: int,
     output_dir: Path,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, float]:
     """Loss, then ROUGE, of a running training; the same figures on every rank; a collective.
 
     Args:
         model: the sharded model, for the loss.
         full_model: gathers the whole model for decoding, on every rank.
+        should_stop: whether this rank was asked to stop.
+
+    Raises:
+        EvaluationStopped: one of them was.
     """
     began = time.perf_counter()
     loss = validation_loss(
         model, split, indices, special, world, micro_batch_tokens, width_multiple
     )
     predictions = summarize_split(
-        full_model(), tokenizer, split, indices, settings, world, console, newline
+        full_model(), tokenizer, split, indices, settings, world, console, newline, should_stop
     )
 
     def score() -> dict[str, float]:

@@ -73,6 +73,7 @@ def generate(
     world_size: int = 1,
     newline: int | None = None,
     on_batch: Callable[[int], None] = lambda rows: None,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> dict[int, str]:
     """Decode this rank's share of `sources`.
 
@@ -81,6 +82,7 @@ def generate(
         sources: token ids with prefix and end mark, [examples] of [source].
         newline: the token that stands for a newline, see `tokenization.newline_id`.
         on_batch: called after each batch with its number of rows.
+        should_stop: asked before each batch; then the rest is left out.
 
     Returns:
         position in `sources` -> summary.
@@ -91,6 +93,8 @@ def generate(
     model.eval()
     summaries: dict[int, str] = {}
     for number in deal_batches(len(batches), rank, world_size):
+        if should_stop():
+            break
         batch = batches[number]
         # Only the sources count; collate wants targets too.
         rows = collate([sources[i] for i in batch], [sources[i][:1] for i in batch], special)

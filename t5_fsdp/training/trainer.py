@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -27,6 +27,7 @@ from t5_fsdp.console import Console, Progress
 from t5_fsdp.data.batching import Batches, StepBatch
 from t5_fsdp.distributed import World
 from t5_fsdp.errors import Preempted
+from t5_fsdp.evaluation.evaluate import EvaluationStopped
 from t5_fsdp.interruption import Interruption
 from t5_fsdp.model.flops import T5Shape, training_flops
 from t5_fsdp.parallel.compilation import MOST_GRAPHS, num_compilations
@@ -295,11 +296,7 @@ class Trainer:
             self._checkpoint(step)
         validation_is_due = self._validation_is_due(step)
         if result.stop_requested and not (ends and not validation_is_due):
-            self._checkpoints.wait()
-            self._board.close()
-            raise Preempted(
-                f"stopped by a signal after step {step}; the same command goes on from it"
-            )
+            self._stop()
         if validation_is_due:
             self._validate_step(step)
 
@@ -363,7 +360,12 @@ class Trainer:
     def _validate_step(self, step: int) -> None:
         """Loss and ROUGE of the validation subset; a new best is saved if it is not yet."""
         assert self._validate is not None
-        figures = self._validate(step)
+        try:
+            figures = self._validate(step)
+        except EvaluationStopped:
+            if self._begun_step != step:
+                self._checkpoint(step)
+            self._stop()
         self._metrics.write("validation", step, **figures)
         self._board.add("validation", step, figures)
         self._state.scores[str(step)] = {
@@ -379,6 +381,14 @@ class Trainer:
             self._checkpoints.record_scores(self._state)
         elif self._options.checkpoint.keep_best > 0 and ranked[:1] == [step]:
             self._checkpoint(step)
+
+    def _stop(self) -> NoReturn:
+        """End between two steps, with the checkpoint of the last one on disk."""
+        self._checkpoints.wait()
+        self._board.close()
+        raise Preempted(
+            f"stopped by a signal after step {self._state.step}; the same command goes on from it"
+        )
 
     def _checkpoint(self, step: int) -> None:
         self._state.window = self._window.to_json()

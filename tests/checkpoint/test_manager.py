@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from t5_fsdp.checkpoint.format import RunState
+from t5_fsdp.checkpoint.format import RunState, complete_checkpoints
+from t5_fsdp.checkpoint.manager import read_weights
 from t5_fsdp.checkpoint.retention import Retention, best_steps, prune
 from tests.conftest import read_metrics, tiny_options
 
@@ -189,3 +191,67 @@ def test_a_failed_resume_changes_nothing(run: Any, tmp_path: Path) -> None:
     assert code == 2 and err.startswith("error: all checkpoints of")
     after = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
     assert after == before
+
+
+def test_saving_beside_training_is_saving(pools: Any, corpus: Path, tmp_path: Path) -> None:
+    runs = {}
+    for beside in ("true", "false"):
+        run_dir = tmp_path / beside
+        options = {"train.max_steps": 6, "checkpoint.every_steps": 1, "checkpoint.keep_last": 9}
+        argv = tiny_options(corpus, run_dir, **options, **{"checkpoint.async_save": beside})
+        code, _, err = pools(2).command("train", argv)
+        assert code == 0, err
+        rows = read_metrics(run_dir, "checkpoint")
+        assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+        waited = [row["blocked_seconds"] for row in rows]
+        total = [row["total_seconds"] for row in rows]
+        assert all(
+            w < t if beside == "true" else w == t for w, t in zip(waited, total, strict=True)
+        )
+        runs[beside] = [read_weights(path) for path in complete_checkpoints(run_dir)]
+    # What was copied is what the weights were, though the optimizer went on meanwhile.
+    for one, other in zip(runs["true"], runs["false"], strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in other)
+
+
+def lose_files_of_step(argv: list[str], step: int) -> Any:
+    """On a rank of the pool: train, while the checkpoint of a step can't be finished."""
+    from t5_fsdp.checkpoint import manager
+    from tests.workers import run_command
+
+    write = manager.write_complete
+
+    def fail(folder: Path, names: list[str], saved_step: int, world_size: int) -> int:
+        if saved_step == step:
+            raise OSError(28, "No space left on device", str(folder))
+        return write(folder, names, saved_step, world_size)
+
+    manager.write_complete = fail  # type: ignore[assignment]
+    try:
+        return run_command("train", argv)
+    finally:
+        manager.write_complete = write
+
+
+def test_a_save_that_fails_beside_training_is_told_soon(
+    pools: Any, corpus: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    options = {"train.max_steps": 400, "checkpoint.every_steps": 4, "logging.every_steps": 1}
+    argv = tiny_options(corpus, run_dir, **options)
+    results = pools(2).run(lose_files_of_step, argv, 8)
+    assert [code for code, _, _ in results] == [2, 2]
+    err = "".join(err for _, _, err in results)
+    assert err.startswith("error: ") and "No space left" in err and len(err.splitlines()) == 1
+    # Not first at the next save or at the end, and what was sound stays.
+    assert len(read_metrics(run_dir, "train")) < 50
+    assert left(run_dir) == ["step-00000004"]
+    status = json.loads((run_dir / "status.json").read_text())
+    assert status["state"] == "failed" and status["checkpoint"].endswith("step-00000004")
+
+
+def test_minutes_between_checkpoints(pools: Any, corpus: Path, tmp_path: Path) -> None:
+    options = {"checkpoint.every_minutes": 1e-6, "checkpoint.keep_last": 9, "train.max_steps": 4}
+    code, _, err = pools(2).command("train", tiny_options(corpus, tmp_path / "run", **options))
+    assert code == 0, err
+    assert [row["step"] for row in read_metrics(tmp_path / "run", "checkpoint")] == [1, 2, 3, 4]

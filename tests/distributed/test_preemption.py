@@ -80,7 +80,7 @@ def test_a_signal_in_a_validation_stops_it(pools: Any, corpus: Path, tmp_path: P
         assert status["state"] == "preempted" and status["step"] == 3
         assert status["checkpoint"].endswith("step-00000003")
         assert not read_metrics(run_dir, "validation")
-        code, out, err = pools(2).command("train", argv)
+        code, _, err = pools(2).command("train", argv)
         assert code == 0, err
         # The one that was left out is made up for.
         assert [row["step"] for row in read_metrics(run_dir, "validation")] == [3, 6]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from t5_fsdp.checkpoint.format import COMPLETE, DAMAGED, complete_checkpoints, step_of
+from t5_fsdp.errors import UserError
 
 Scores = dict[str, dict[str, float]]  # validation figures by step
 
@@ -27,6 +28,18 @@ class Retention:
     keep_best: int
     best_metric: str
     keep_every: int | None = None
+
+    def most_at_once(self, last_step: int, num_saves: int) -> int:
+        """Checkpoints that lie on the disk together at most, the one being written included.
+
+        Args:
+            last_step: the run's length.
+            num_saves: how many it writes in all.
+        """
+        kept = self.keep_last + self.keep_best
+        if self.keep_every is not None:
+            kept += last_step // self.keep_every
+        return min(kept + 1, num_saves)
 
     def kept(self, folders: list[Path], scores: Scores) -> set[int | None]:
         """Steps to keep of complete checkpoints, oldest first."""
@@ -60,6 +73,34 @@ def prune(
             shutil.rmtree(folder)
     except OSError as error:
         warn(f"an old checkpoint can't be deleted ({error}); delete it by hand")
+
+
+def check_room(run_dir: Path, num_checkpoints: int, checkpoint_bytes: int) -> None:
+    """Refuse a run whose checkpoints will not fit on its disk.
+
+    Args:
+        num_checkpoints: that lie there together at most, see `Retention.most_at_once`.
+        checkpoint_bytes: of each of them.
+
+    Raises:
+        UserError: less is free; with both figures.
+    """
+    held = sum(
+        path.stat().st_size for path in (run_dir / "checkpoints").rglob("*") if path.is_file()
+    )
+    free = shutil.disk_usage(run_dir).free
+    if num_checkpoints * checkpoint_bytes > free + held:
+        raise UserError(
+            f"run_dir {run_dir} has {_gigabytes(free)} free, and {num_checkpoints} checkpoints of "
+            f"{_gigabytes(checkpoint_bytes)} (kept ones, and one being written) need "
+            f"{_gigabytes(num_checkpoints * checkpoint_bytes - held)}; make room, lower "
+            "checkpoint.keep_last, keep_best or raise keep_every, or give a run_dir on a larger "
+            "disk"
+        )
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / 1e9:,.4g} GB"
 
 
 def _leftovers(folder: Path, step: int) -> list[Path]:

@@ -15,6 +15,7 @@ from t5_fsdp.config import Config, width_multiple
 from t5_fsdp.data.sources import source_problems
 
 if TYPE_CHECKING:
+    from t5_fsdp.checkpoint.retention import Retention
     from t5_fsdp.cli.starting_point import StartingPoint
     from t5_fsdp.data.prepared import PreparedData
     from t5_fsdp.distributed import World
@@ -146,18 +147,20 @@ def _train_from(
         shard=shard_index(config.parallel, world),
     )
     check_optimizer(optimizer, engine.model)
+    retention = Retention(
+        keep_last=config.checkpoint.keep_last,
+        keep_best=config.checkpoint.keep_best,
+        best_metric=config.evaluation.best_metric,
+        keep_every=config.checkpoint.keep_every,
+    )
     checkpoints = CheckpointManager(
         run_dir,
         world,
-        retention=Retention(
-            keep_last=config.checkpoint.keep_last,
-            keep_best=config.checkpoint.keep_best,
-            best_metric=config.evaluation.best_metric,
-            keep_every=config.checkpoint.keep_every,
-        ),
+        retention=retention,
         background=config.checkpoint.async_save,
         warn=session.console.warn,
     )
+    world.on_rank_zero(lambda: _check_room(run_dir, start, config, retention))
     if start.resume is not None:
         checkpoints.load(start.resume, engine.model, optimizer)
     # What fails before leaves the folder as it was.
@@ -192,6 +195,20 @@ def _train_from(
     )
     trainer.run()
     session.console.say(f"done: {start.last_step} steps; the run is in {run_dir}")
+
+
+def _check_room(run_dir: Path, start: StartingPoint, config: Config, retention: Retention) -> None:
+    """Raises UserError when the disk can't hold the checkpoints that are to be kept."""
+    from t5_fsdp.checkpoint.retention import check_room
+    from t5_fsdp.model.build import build_on_meta
+    from t5_fsdp.training.optimizer import state_bytes
+
+    every = config.checkpoint.every_steps
+    num_saves = 1 if every is None else -(-start.last_step // every) + 1
+    parameters = list(build_on_meta(start.spec).parameters())
+    trained = sum(p.numel() for p in parameters if p.requires_grad)
+    size = 4 * sum(p.numel() for p in parameters) + state_bytes(config.optimizer) * trained
+    check_room(run_dir, retention.most_at_once(start.last_step, num_saves), size)
 
 
 def _say_start(start: StartingPoint, session: Session) -> None:

@@ -57,6 +57,13 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     return [group for group in groups if group["params"]]
 
 
+def state_bytes(options: OptimizerConfig) -> int:
+    """Bytes of optimizer state for each trained parameter: its two moments, if it keeps them."""
+    if options.name == "adafactor":
+        return 0  # a row and a column for a matrix: next to nothing
+    return 4 if options.moments_dtype == "bf16" else 8
+
+
 def learning_rate(step: int, total_steps: int, peak: float, options: ScheduleConfig) -> float:
     """The rate that step `step` (the first is 1) is made with.
 

@@ -14,6 +14,7 @@ from t5_fsdp.checkpoint.format import complete_checkpoints
 from t5_fsdp.cli.run_folder import find_resume
 from t5_fsdp.config import CheckpointConfig
 from tests.conftest import tiny_options
+from tests.workers import run_command
 
 
 @pytest.fixture(params=["40k", "900k", "2600k"])
@@ -33,12 +34,38 @@ def small_disk(request: Any, tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_full_disk(pools: Any, corpus: Path, small_disk: Path, tmp_path: Path) -> None:
-    options = {"checkpoint.every_steps": 2, "evaluation.max_examples": 2}
+def train_unchecked(argv: list[str]) -> Any:
+    """On a rank of the pool: train without comparing the room with the need beforehand."""
+    from t5_fsdp.checkpoint import retention
+
+    check = retention.check_room
+    retention.check_room = lambda *args: None  # type: ignore[assignment]
+    try:
+        return run_command("train", argv)
+    finally:
+        retention.check_room = check
+
+
+def test_room_is_compared_with_the_need_before_the_first_step(
+    pools: Any, corpus: Path, small_disk: Path, tmp_path: Path
+) -> None:
+    options = {"checkpoint.every_steps": 2, "checkpoint.keep_last": 9}
     argv = tiny_options(corpus, tmp_path / "run", **options)
     run_dir = small_disk / "run"
     code, _, err = pools(2).command("train", [*argv, "--run_dir", str(run_dir)])
     assert code == 2
+    assert err.startswith("error: ") and len(err.strip().splitlines()) == 1, err
+    assert "6 checkpoints of" in err and "checkpoint.keep_last" in err
+    assert not (run_dir / "metrics.jsonl").exists()
+
+
+def test_a_full_disk(pools: Any, corpus: Path, small_disk: Path, tmp_path: Path) -> None:
+    options = {"checkpoint.every_steps": 2, "evaluation.max_examples": 2}
+    argv = tiny_options(corpus, tmp_path / "run", **options)
+    run_dir = small_disk / "run"
+    results = pools(2).run(train_unchecked, [*argv, "--run_dir", str(run_dir)])
+    assert [code for code, _, _ in results] == [2, 2]
+    err = "".join(err for _, _, err in results)
     assert err.startswith("error: ") and len(err.strip().splitlines()) == 1, err
     assert "No space left" in err
     if not (run_dir / "status.json").exists():

@@ -12,7 +12,8 @@ import torch
 
 from t5_fsdp.checkpoint.format import RunState, complete_checkpoints
 from t5_fsdp.checkpoint.manager import read_weights
-from t5_fsdp.checkpoint.retention import Retention, best_steps, prune
+from t5_fsdp.checkpoint.retention import Retention, best_steps, check_room, prune
+from t5_fsdp.errors import UserError
 from tests.conftest import read_metrics, tiny_options
 
 
@@ -65,6 +66,17 @@ def test_multiples_stay(tmp_path: Path) -> None:
     make_folders(tmp_path, [100, 150, 200, 250, 300, 350])
     prune_after(tmp_path, make_state(350), keep_every=200)
     assert left(tmp_path) == ["step-00000200", "step-00000300", "step-00000350"]
+
+
+def test_the_room_that_the_kept_ones_need(tmp_path: Path) -> None:
+    kept = Retention(keep_last=2, keep_best=1, best_metric="rouge1")
+    assert kept.most_at_once(last_step=1000, num_saves=11) == 4
+    assert kept.most_at_once(last_step=1000, num_saves=1) == 1
+    every = Retention(keep_last=2, keep_best=1, best_metric="rouge1", keep_every=100)
+    assert every.most_at_once(last_step=1000, num_saves=50) == 14
+    check_room(tmp_path, 4, 1000)
+    with pytest.raises(UserError, match=r"4 checkpoints of 1e\+06 GB .* need 4e\+06 GB"):
+        check_room(tmp_path, 4, 10**15)
 
 
 def test_what_interrupted_saves_left_goes_and_what_is_not_ours_stays(tmp_path: Path) -> None:

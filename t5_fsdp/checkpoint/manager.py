@@ -53,7 +53,6 @@ from t5_fsdp.model.build import StateDict, build_on_meta, unique_state_dict
 from t5_fsdp.parallel.common import clean_name
 
 
-
 def read_weights(folder: Path) -> StateDict:
     """The full float32 weights on the CPU, by one process, without a process group.
 

@@ -202,9 +202,7 @@ class Trainer:
                 float(self._minutes_are_over()),
             ]
         )
-        result = StepResult(
-            loss_sum, norm, self._scale.factor, stops > 0, failures > 0, dues > 0
-        )
+        result = StepResult(loss_sum, norm, self._scale.factor, stops > 0, failures > 0, dues > 0)
         # Loss and norm are the same on every rank, so all of them skip, or none does.
         if result.is_finite:
             self._state.skipped_in_a_row = 0

@@ -115,7 +115,7 @@ def test_tf32_is_a_matter_of_gpus() -> None:
 
 
 def test_fp16_finds_its_scale_and_then_learns(pools: Any, corpus: Path, tmp_path: Path) -> None:
-    from t5_fsdp.checkpoint.manager import read_state
+    from t5_fsdp.checkpoint.format import read_state
     from t5_fsdp.model.build import draw_weights
 
     run_dir = tmp_path / "run"
@@ -273,7 +273,7 @@ def test_a_bad_batch_is_skipped_and_spoils_nothing(
 
 
 def test_old_checkpoints_know_nothing_of_a_scale(pools: Any, corpus: Path, tmp_path: Path) -> None:
-    from t5_fsdp.checkpoint.manager import RunState
+    from t5_fsdp.checkpoint.format import RunState
 
     fields = {"step": 3, "model": {}, "data_hash": "", "tokenizer_hash": "", "plan": {},
               "window": {"steps": 1, "target_tokens": 9}, "scores": {}, "versions": {},

@@ -674,11 +674,6 @@ def _parallel_problems(parallel: ParallelConfig) -> list[str]:
             "parallel.reshard_after_forward is what parallel.sharding: shard_grad_op decides; set "
             "one of them to null"
         )
-    if parallel.compile and parallel.wrap == "size":
-        problems.append(
-            "parallel.wrap: size puts units inside the blocks that parallel.compile compiles as a "
-            "whole; set parallel.wrap: block, or parallel.compile: false"
-        )
     smallest = ParallelConfig.wrap_min_parameters
     if parallel.wrap == "block" and parallel.wrap_min_parameters != smallest:
         problems.append(

@@ -31,10 +31,6 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"parallel.engine": "ddp", "parallel.wrap": "size"},
         ("parallel.wrap", "fsdp1 or fsdp2", "block"),
     ),
-    "units in compiled blocks": (
-        {"parallel.compile": "true", "parallel.wrap": "size"},
-        ("parallel.wrap: size", "parallel.compile: false"),
-    ),
     "a size without wrapping by it": (
         {"parallel.wrap_min_parameters": 5000},
         ("parallel.wrap_min_parameters", "wrap: size", "1000000"),

@@ -25,7 +25,7 @@ class ConvNet(nn.Module):
         self.mix = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
         self.mix[1].weight = self.mix[0].weight
         self.head = nn.Linear(6, 5)
-        self.register_buffer("scale", torch.linspace(0.5, 2.0, 6), persistent=False)
+        self.register_buffer("scale", torch.arange(1.0, 7.0) / 3, persistent=False)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         states = self.features(inputs).mean((2, 3)) * self.scale

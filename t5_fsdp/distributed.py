@@ -187,6 +187,23 @@ class World:
         except Exception:  # the store died with its host: better told twice than not at all
             return True
 
+    def absent_ranks(self, wait_seconds: float) -> list[int]:
+        """After a failed collective: ranks that do not fail as well within `wait_seconds`.
+
+        A rank that hangs makes the others' collectives time out, and is the one that says nothing.
+        """
+        keys = {rank: f"{self._failed_key}/present/{rank}" for rank in range(self.world_size)}
+        deadline = time.monotonic() + wait_seconds
+        try:
+            self._store.set(keys[self.rank], "1")
+            while absent := [rank for rank, key in keys.items() if not self._store.check([key])]:
+                if time.monotonic() > deadline:
+                    return absent
+                time.sleep(_POLL_SECONDS)
+        except Exception:  # the store is gone with its host
+            pass
+        return []
+
     def say_goodbye(self, timeout_seconds: float) -> None:
         """Before leaving after a failure: rank 0, where it keeps the store, waits for the others.
 

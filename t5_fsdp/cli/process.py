@@ -32,6 +32,8 @@ from t5_fsdp.interruption import Interruption
 # the one that is printing why.
 _SECONDS_BEHIND_THE_SPEAKER = 2.0
 _SECONDS_FOR_THE_LAST = 10.0
+# Collectives of different ranks time out one after the other.
+_SECONDS_FOR_THE_OTHERS = 5.0
 
 
 class Session:
@@ -122,6 +124,7 @@ def _fail(session: Session, error: BaseException) -> int:
         return _preempted(session, str(error))
     error = _as_user_error(error)
     code = EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_DEFECT
+    absent = _absent_ranks(session, error)
     if not session.speaks(code):
         time.sleep(_SECONDS_BEHIND_THE_SPEAKER)
         return code
@@ -130,10 +133,19 @@ def _fail(session: Session, error: BaseException) -> int:
     else:
         text = "".join(traceback.format_exception(error))
         text += f"last good checkpoint: {session.last_checkpoint() or 'none'}"
+        if absent:
+            text += f"\nno answer from rank {', '.join(map(str, absent))}: it hangs, or is gone"
     print(text, file=sys.stderr, flush=True)
     _record_end(session, "failed", str(error).split("\n")[0])
     session.console.record(text)
     return code
+
+
+def _absent_ranks(session: Session, error: BaseException) -> list[int]:
+    """Where a collective failed: the ranks that don't say so as well."""
+    if session.world is None or not isinstance(error, RuntimeError):
+        return []
+    return session.world.absent_ranks(_SECONDS_FOR_THE_OTHERS)
 
 
 def _as_user_error(error: BaseException) -> BaseException:

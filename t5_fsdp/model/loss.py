@@ -112,8 +112,9 @@ class _TargetLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[torch.Tensor | None, ...]:
+        # In float32: the factor rounded to bf16 would be off by up to 0.2 % for all of them.
         made = tuple(
-            None if saved is None else saved * gradients[0].to(saved.dtype)
+            None if saved is None else (saved.float() * gradients[0]).to(saved.dtype)
             for saved in ctx.saved_tensors
         )
         return *made, None, None, None

@@ -15,6 +15,8 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+ALL_LINEAR = "all-linear"  # peft's word for every linear layer but the output head
+
 
 @dataclass
 class ModelConfig:
@@ -38,6 +40,18 @@ class ModelConfig:
     attention: Literal["sdpa", "sdpa_per_layer", "eager"] = "sdpa"
     """sdpa: torch's fused attention, position bias and mask added once a stack; sdpa_per_layer: as
     transformers does it, anew in each layer; eager: plain matrix products."""
+    adapter: Literal["lora"] | None = None
+    """lora: freeze the model and train a pair of low-rank matrices beside its linear layers
+    (docs/lora.md); null: train the model itself."""
+    lora_rank: int = 16
+    """lora: rank of a pair; a layer of in x out weights gets rank x (in + out) trained ones."""
+    lora_alpha: float = 32.0
+    """lora: the product of a pair counts lora_alpha / lora_rank times."""
+    lora_dropout: float = 0.0
+    """lora: dropout on the input of a pair while training."""
+    lora_targets: list[str] | str = "all-linear"
+    """lora: the layers that get a pair, by the ends of their names, e.g. [q, v]; all-linear: every
+    linear layer but the output head."""
 
 
 @dataclass
@@ -332,6 +346,8 @@ def normalize(config: Config) -> Config:
     config.run_dir = os.path.expanduser(config.run_dir)
     if config.data.cache_dir:
         config.data.cache_dir = os.path.expanduser(config.data.cache_dir)
+    if isinstance(config.model.lora_targets, str) and config.model.lora_targets != ALL_LINEAR:
+        config.model.lora_targets = [config.model.lora_targets]
     _normalize_data(config.data)
     return config
 
@@ -372,6 +388,8 @@ _PRESETS: dict[str, dict[str, str]] = {
 _MINIMUM: dict[str, float] = {
     "seed": 0,
     "model.tokenizer_vocab_size": 110,
+    "model.lora_rank": 1,
+    "model.lora_dropout": 0,
     "data.max_source_tokens": 2,
     "data.max_target_tokens": 2,
     "data.max_train_examples": 1,
@@ -415,7 +433,9 @@ _MAXIMUM: dict[str, float] = {
 }
 _LARGEST = 2**31 - 1  # of every other whole number
 # These must be larger than zero: a run with none of it does nothing.
-_POSITIVE = ("optimizer.grad_clip_norm", "train.epochs", "checkpoint.every_minutes")
+_POSITIVE = (
+    "model.lora_alpha", "optimizer.grad_clip_norm", "train.epochs", "checkpoint.every_minutes",
+)  # fmt: skip
 
 # Values that are reserved but not honoured by this version: refused, never ignored.
 NOT_YET: dict[str, tuple[Any, ...]] = {
@@ -492,6 +512,8 @@ def _default_of(name: str) -> Any:
 def _yaml(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(map(_yaml, value))}]"
     return "null" if value is None else str(value)
 
 
@@ -520,6 +542,12 @@ def _combination_problems(config: Config) -> list[str]:
             "model.tokenizer: train with model.init: pretrained would give the pretrained weights "
             "another vocabulary; set model.init: random or model.tokenizer: null"
         )
+    problems += _adapter_problems(model)
+    if model.adapter is not None and config.parallel.compile and config.parallel.engine == "fsdp1":
+        problems.append(
+            "parallel.compile with model.adapter is not for parallel.engine: fsdp1, where the "
+            "adapter's matrices are units inside compiled blocks; use parallel.engine: fsdp2"
+        )
     problems += _data_problems(data)
     problems += _parallel_problems(config.parallel)
     problems += _optimizer_problems(config.optimizer, config.parallel)
@@ -534,6 +562,29 @@ def _combination_problems(config: Config) -> list[str]:
         )
     if not config.checkpoint.resume:
         problems.append("checkpoint.resume is empty; give auto, never or a checkpoint folder")
+    return problems
+
+
+def _adapter_problems(model: ModelConfig) -> list[str]:
+    problems = []
+    for name in ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets"):
+        value, default = getattr(model, name), getattr(ModelConfig, name)
+        if model.adapter is None and value != default:
+            problems.append(
+                f"model.{name} is {_yaml(value)}, but the model gets no adapter; set it to "
+                f"{_yaml(default)}, or model.adapter: lora"
+            )
+    if model.lora_dropout >= 1:
+        problems.append(
+            f"model.lora_dropout is {model.lora_dropout}, which leaves nothing to train on; give a "
+            "number below 1"
+        )
+    targets = model.lora_targets
+    if not all([targets] if isinstance(targets, str) else targets or [""]):
+        problems.append(
+            "model.lora_targets has no name, or an empty one; give names of linear layers, e.g. "
+            f"[q, v], or {ALL_LINEAR}"
+        )
     return problems
 
 

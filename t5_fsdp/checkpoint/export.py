@@ -1,19 +1,23 @@
-"""From a sharded checkpoint to a Hugging Face folder, in one process, on the CPU."""
+"""From a sharded checkpoint to a Hugging Face or PEFT folder, in one process, on the CPU."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from t5_fsdp.checkpoint.format import TOKENIZER, read_state
-from t5_fsdp.checkpoint.manager import read_weights
-from t5_fsdp.config import DataConfig, EvaluationConfig
+from t5_fsdp.checkpoint.manager import StoredWeights, read_weights
+from t5_fsdp.config import DataConfig, EvaluationConfig, ModelConfig
 from t5_fsdp.errors import UserError
-from t5_fsdp.model.build import build_with_weights
+from t5_fsdp.model.adapter import is_adapter, peft_state_dict
+from t5_fsdp.model.build import build_with_weights, fit_adapter
 
 # In task_specific_params, where T5 keeps its prefix: an export is evaluated as it was trained.
 _DATA_OPTIONS = ("prefix", "keep_newlines", "max_source_tokens")
@@ -25,6 +29,8 @@ def export_to_hf(
 ) -> None:
     """Write float32 weights, configuration, generation settings and tokenizer to `output`.
 
+    An adapter is merged into the weights.
+
     Args:
         checkpoint: a complete one.
         output: a new or empty folder.
@@ -34,10 +40,11 @@ def export_to_hf(
     Raises:
         UserError: the checkpoint is not sound, or `output` exists and is not an empty folder.
     """
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UserError(f"--output {output} exists and is not empty; give a new folder")
-    state = read_state(checkpoint)
-    model = build_with_weights(state.spec, read_weights(checkpoint))
+    _check_new(output)
+    spec = read_state(checkpoint).spec
+    plain = spec.without_adapter()
+    weights = fit_adapter(StoredWeights(checkpoint), spec.adapter, plain, seed=0)
+    model = build_with_weights(plain, weights)
     model.generation_config.update(
         **{name: getattr(generation, name) for name in _GENERATION_OPTIONS}
     )
@@ -45,14 +52,60 @@ def export_to_hf(
     model.config.task_specific_params = {
         "summarization": {name: getattr(data, name) for name in _DATA_OPTIONS}
     }
+    with _whole_or_nothing(output, "config.json") as partial:
+        model.save_pretrained(partial)
+        shutil.copytree(checkpoint / TOKENIZER, partial, dirs_exist_ok=True)
+        _state_own_head(partial / "config.json", spec.own_head)
+
+
+def export_adapter(checkpoint: Path, output: Path, model: ModelConfig) -> None:
+    """Write the adapter alone to `output`, as peft does, and the tokenizer.
+
+    `PeftModel.from_pretrained(base, output)` loads it.
+
+    Args:
+        checkpoint: a complete one.
+        output: a new or empty folder.
+        model: its name and revision are stored as the base's.
+
+    Raises:
+        UserError: the checkpoint is not sound or has no adapter, or `output` exists and is not an
+            empty folder.
+    """
+    _check_new(output)
+    adapter = read_state(checkpoint).spec.adapter
+    if adapter is None:
+        raise UserError(
+            f"--adapter_only: {checkpoint} holds no adapter; leave it out to export the whole model"
+        )
+    config = adapter.peft_config(
+        base_model_name_or_path=model.name, revision=model.revision, inference_mode=True
+    )
+    pairs = peft_state_dict(read_weights(checkpoint, is_adapter))
+    with _whole_or_nothing(output, "adapter_config.json") as partial:
+        config.save_pretrained(str(partial))
+        save_file(pairs, partial / "adapter_model.safetensors", metadata={"format": "pt"})
+        shutil.copytree(checkpoint / TOKENIZER, partial, dirs_exist_ok=True)
+
+
+def _check_new(output: Path) -> None:
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UserError(f"--output {output} exists and is not empty; give a new folder")
+
+
+@contextlib.contextmanager
+def _whole_or_nothing(output: Path, written: str) -> Iterator[Path]:
+    """A folder to write into, which becomes `output` when nothing went wrong.
+
+    Args:
+        written: a file in it that is written in the ordinary way, of which all take the mode.
+    """
     partial = output.with_name(f".{output.name}.part")
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        model.save_pretrained(partial)
-        shutil.copytree(checkpoint / TOKENIZER, partial, dirs_exist_ok=True)
-        _state_own_head(partial / "config.json", state.spec.own_head)
+        yield partial
         for path in partial.iterdir():
-            shutil.copymode(partial / "config.json", path)  # safetensors writes for the owner only
+            shutil.copymode(partial / written, path)  # safetensors writes for the owner only
         if output.exists():
             output.rmdir()
         partial.rename(output)

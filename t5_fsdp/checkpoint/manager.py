@@ -14,7 +14,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,17 +53,60 @@ from t5_fsdp.model.build import StateDict, build_on_meta, unique_state_dict
 from t5_fsdp.parallel.common import clean_name
 
 
-def read_weights(folder: Path) -> StateDict:
+def read_weights(folder: Path, wanted: Callable[[str], bool] = lambda name: True) -> StateDict:
     """The full float32 weights on the CPU, by one process, without a process group.
+
+    Args:
+        folder: a complete checkpoint.
+        wanted: whether to read a tensor, by its name.
 
     Raises:
         UserError: as `check_complete`, or the weights are not the model's.
     """
-    spec = read_state(folder).spec
-    names = unique_state_dict(build_on_meta(spec))
-    weights = {name: torch.empty_like(tensor, device="cpu") for name, tensor in names.items()}
-    _load({"model": weights}, folder, no_dist=True)
-    return weights
+    stored = StoredWeights(folder)
+    return stored.read([name for name in stored if wanted(name)])
+
+
+class StoredWeights(Mapping[str, torch.Tensor]):
+    """A complete checkpoint's full float32 weights, read by one process when they are asked for.
+
+    Raises:
+        UserError: as `read_weights`, when it is made or read from.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._tensors = unique_state_dict(build_on_meta(read_state(folder).spec))
+        self._reader = _Reader(folder)
+
+    def read(self, names: Sequence[str]) -> StateDict:
+        """Several at once, which is faster."""
+        weights = {name: torch.empty_like(self._tensors[name], device="cpu") for name in names}
+        _load({"model": weights}, self._folder, no_dist=True, reader=self._reader)
+        return weights
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.read([name])[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+class _Reader(SafeReader):
+    """Reads what the files hold once, not for each tensor anew."""
+
+    _metadata: Any = None
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
+        if self._metadata is None:
+            self._metadata = super().read_metadata(*args, **kwargs)
+        return self._metadata
 
 
 def load_weights(folder: Path, model: nn.Module) -> None:
@@ -79,9 +122,16 @@ def load_weights(folder: Path, model: nn.Module) -> None:
     set_model_state_dict(model, _with_shared_names(model, weights))
 
 
-def _load(state: dict[str, Any], folder: Path, no_dist: bool) -> None:
+def _load(
+    state: dict[str, Any], folder: Path, no_dist: bool, reader: dcp.StorageReader | None = None
+) -> None:
     try:
-        dcp.load(state, storage_reader=SafeReader(folder), planner=SafePlanner(), no_dist=no_dist)
+        dcp.load(
+            state,
+            storage_reader=reader or SafeReader(folder),
+            planner=SafePlanner(),
+            no_dist=no_dist,
+        )
     except (Exception, CheckpointException) as error:  # the latter is no Exception
         lines = [line for line in str(error).splitlines() if line.strip()]
         reason = lines[-1].strip() if lines else type(error).__name__

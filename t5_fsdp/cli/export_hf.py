@@ -1,4 +1,4 @@
-"""`export_hf`: a sharded checkpoint as a Hugging Face folder."""
+"""`export_hf`: a sharded checkpoint as a Hugging Face folder, or its adapter as a PEFT folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from t5_fsdp.errors import UserError
 _EXTRA = [
     Extra("checkpoint", "Checkpoint or run folder (its best).", required=True, metavar="DIR"),
     Extra("output", "New folder to write.", required=True, metavar="DIR"),
-]
+    Extra("adapter_only", "Write a PEFT folder with the adapter instead of a whole model with the "
+          "adapter merged into it.", type=bool, default=False),
+]  # fmt: skip
 
 
 def main(argv: Sequence[str]) -> int:
@@ -35,9 +37,12 @@ def _export(argv: Sequence[str], session: Session) -> None:
     newest = run_folder.find_checkpoint(folder, "--checkpoint")
     config = resolve(layers, run_folder.read_config_dict(newest))
     session.enter_world()
-    from t5_fsdp.checkpoint.export import export_to_hf
+    from t5_fsdp.checkpoint.export import export_adapter, export_to_hf
 
     chosen = run_folder.find_checkpoint(folder, "--checkpoint", config.evaluation.best_metric)
     output = Path(layers.own["output"])
-    export_to_hf(chosen, output, config.evaluation, config.data)
+    if layers.own["adapter_only"]:
+        export_adapter(chosen, output, config.model)
+    else:
+        export_to_hf(chosen, output, config.evaluation, config.data)
     session.console.say(f"exported {chosen} to {output}")

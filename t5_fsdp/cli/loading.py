@@ -70,8 +70,8 @@ def find_model(layers: Layers, option: str, name: str) -> FoundModel:
     """Tell our checkpoints and run folders from Hugging Face folders and Hub ids.
 
     Raises:
-        UserError: a folder that is none of these, or --config is missing for a model that was not
-            exported here.
+        UserError: a folder that is none of these, an adapter without its base, or --config is
+            missing for a model that was not exported here.
     """
     from t5_fsdp.checkpoint.export import exported_options
     from t5_fsdp.checkpoint.format import step_of
@@ -79,6 +79,11 @@ def find_model(layers: Layers, option: str, name: str) -> FoundModel:
     folder = Path(name)
     is_hf = (folder / "config.json").is_file()
     looks_like_path = name.startswith((".", "/", "~")) or folder.exists()
+    if (folder / "adapter_config.json").is_file() and not is_hf:
+        raise UserError(
+            f"{option} {name} holds a PEFT adapter alone; give the checkpoint that it was exported "
+            "from, or export that without --adapter_only"
+        )
     ours = step_of(folder) is not None or (folder / "checkpoints").is_dir()
     if ours or (looks_like_path and not is_hf):
         checkpoint = run_folder.find_checkpoint(folder, option)

@@ -23,7 +23,9 @@ from t5_fsdp.errors import UserError
 from t5_fsdp.files import write_json
 
 LOCK_WAIT_SECONDS = 30.0
-_PACKAGES = ("torch", "transformers", "datasets", "tokenizers", "sentencepiece", "rouge-score")
+_PACKAGES = (
+    "torch", "transformers", "datasets", "peft", "tokenizers", "sentencepiece", "rouge-score",
+)  # fmt: skip
 
 
 def lock_run_dir(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from t5_fsdp.checkpoint.format import RunState, is_checkpoint, read_state
+from t5_fsdp.checkpoint.manager import StoredWeights
 from t5_fsdp.cli import run_folder
 from t5_fsdp.config import Config, to_dict, width_multiple
 from t5_fsdp.data.batching import (
@@ -21,7 +22,8 @@ from t5_fsdp.data.batching import (
 from t5_fsdp.data.streaming import StreamBatches, stream_digest, stream_problem
 from t5_fsdp.data.tokenization import load_tokenizer, tokenizer_digest
 from t5_fsdp.errors import UserError
-from t5_fsdp.model.build import ModelSpec, check_model, resolve_spec
+from t5_fsdp.model.adapter import LoraAdapter
+from t5_fsdp.model.build import ModelSpec, check_model, fit_adapter, resolve_spec
 from t5_fsdp.model.pretrained import InitialWeights, initial_weights
 from t5_fsdp.parallel.mesh import mesh_problems
 from t5_fsdp.parallel.precision import precision_warnings
@@ -155,6 +157,7 @@ def find_start(
             *_plan_warnings(old.plan if old else {}, state.plan),
             *_length_warnings(config.schedule.warmup_steps, last_step),
             *precision_warnings(config.parallel, world.device),
+            *_adapter_warnings(config),
         ],
         weights={},
         source=source,
@@ -212,8 +215,19 @@ def choose_model(
     spec = resolve_spec(config.model, tokenizer, stored)
     if config.model.init == "random":
         return spec, partial(initial_weights, config.model, spec, config.seed)
-    _check_same_shape(stored, spec, f"model.name: {name}")
-    return spec, Path(name)
+    both = stored.adapter is not None and spec.adapter is not None
+    _check_same_shape(stored, spec, f"model.name: {name}", adapter=both)
+    if both or stored.adapter is spec.adapter:
+        return spec, Path(name)
+    return spec, partial(_change_adapter, Path(name), stored.adapter, spec, config.seed)
+
+
+def _change_adapter(
+    checkpoint: Path, stored: LoraAdapter | None, asked: ModelSpec, seed: int
+) -> InitialWeights:
+    """The checkpoint's weights with a new adapter beside them, or with theirs merged into them."""
+    weights = fit_adapter(StoredWeights(checkpoint), stored, asked, seed)
+    return InitialWeights(weights, asked.own_head)
 
 
 def _branch(config: Config, old: RunState | None) -> str | None:
@@ -222,13 +236,21 @@ def _branch(config: Config, old: RunState | None) -> str | None:
     return old.branched_from if old else None
 
 
-def _check_same_shape(stored: ModelSpec, asked: ModelSpec, holder: str) -> None:
-    """Raises UserError when `holder`'s weights would not fit the model that is asked for."""
+def _check_same_shape(
+    stored: ModelSpec, asked: ModelSpec, holder: str, *, adapter: bool = True
+) -> None:
+    """Raises UserError when `holder`'s weights would not fit the model that is asked for.
+
+    Args:
+        adapter: compare the adapters too.
+    """
     pairs = [
         (name, getattr(stored.config, name, None), getattr(asked.config, name, None))
         for name in _MODEL_SHAPE
     ]
     pairs.append(("an output head of its own", stored.own_head, asked.own_head))
+    if adapter:
+        pairs += _adapter_pairs(stored.adapter, asked.adapter)
     differences = [f"{name} is {there} there and {now} now" for name, there, now in pairs
                    if there != now]  # fmt: skip
     if differences:
@@ -236,6 +258,20 @@ def _check_same_shape(stored: ModelSpec, asked: ModelSpec, holder: str) -> None:
             f"{holder} holds a model of another shape; give another run_dir or its model options",
             *differences,
         )
+
+
+def _adapter_pairs(
+    stored: LoraAdapter | None, asked: LoraAdapter | None
+) -> list[tuple[str, Any, Any]]:
+    """(option, there, now) of what makes two adapters compute differently; dropout does not."""
+    if stored is None or asked is None:
+        there, now = ("null" if adapter is None else "lora" for adapter in (stored, asked))
+        return [("model.adapter", there, now)]
+    return [
+        ("model.lora_rank", stored.rank, asked.rank),
+        ("model.lora_alpha", stored.alpha, asked.alpha),
+        ("model.lora_targets", ", ".join(stored.targets), ", ".join(asked.targets)),
+    ]
 
 
 def _check_same_everywhere(world: World, hashes: _Hashes) -> None:
@@ -345,6 +381,15 @@ def _compare_optimizer(config: Config, folder: Path) -> None:
             f"from; give optimizer.name: {there}, or start a new run_dir from its weights "
             f"(model.name: {folder})"
         )
+
+
+def _adapter_warnings(config: Config) -> list[str]:
+    if config.model.adapter is None or config.optimizer.name != "adafactor":
+        return []
+    return [
+        "optimizer.name: adafactor takes steps in proportion to a parameter's size, and half of an "
+        "adapter's start from 0: it hardly learns; use adamw"
+    ]
 
 
 def _length_warnings(warmup: int, last: int) -> list[str]:

@@ -65,7 +65,7 @@ def _find_resume(
 
 def _check(config: Config, session: Session, world: World) -> None:
     from t5_fsdp.cli.starting_point import find_start
-    from t5_fsdp.model.build import build_on_meta, num_parameters
+    from t5_fsdp.model.build import build_on_meta
 
     resume = _find_resume(config, world, session.console.warn, content=False)
     prepared = prepare_on_all_ranks(config, world, session.console, warn=False)
@@ -75,9 +75,8 @@ def _check(config: Config, session: Session, world: World) -> None:
         session.console.warn(warning)
     model = build_on_meta(start.spec)
     _explain(model, config, session, world)
-    count = num_parameters(model)
     session.console.say(
-        f"the configuration is sound: {count:,} parameters, {_describe_size(start)}, "
+        f"the configuration is sound: {_describe_parameters(model)}, {_describe_size(start)}, "
         f"{start.last_step:,} in all; "
         + (f"it would go on from {resume}" if resume else "it would start at step 1")
     )
@@ -190,7 +189,7 @@ def _train_from(
             engine.model, optimizer, current, dump_yaml(config), prepared.tokenizer_directory
         ),
         validate=_validator(start, config, session, world, prepared, engine),
-        shape=T5Shape.of(start.spec.config),
+        shape=T5Shape.of(start.spec.config, frozen=start.spec.adapter is not None),
         peak_flops=_peak_flops(config, world),
     )
     trainer.run()
@@ -258,27 +257,39 @@ def _describe_size(start: StartingPoint) -> str:
     return f"{examples:,} training examples, {steps:,} steps an epoch"
 
 
+def _describe_parameters(model: Any) -> str:
+    from t5_fsdp.model.build import num_parameters
+
+    count, trained = num_parameters(model), num_parameters(model, trained=True)
+    if trained == count:
+        return f"{count:,} parameters"
+    return f"{count:,} parameters, of which an adapter's {trained:,} train ({trained / count:.2%})"
+
+
 def _explain(model: Any, config: Config, session: Session, world: World) -> None:
     if config.parallel.explain:
         from t5_fsdp.parallel.mesh import num_shards
-        from t5_fsdp.parallel.wrapping import describe_units
+        from t5_fsdp.parallel.wrapping import describe_units, find_trained_parts
 
         session.console.say(
             describe_units(model, config.parallel, num_shards(config.parallel, world))
         )
+        parts = find_trained_parts(model, config.parallel)
+        if parts and config.parallel.engine == "fsdp1":
+            session.console.say(f"each of the adapter's {len(parts)} matrices in them is one too")
 
 
 def _build_engine(start: StartingPoint, config: Config, session: Session, world: World) -> Engine:
     from t5_fsdp.checkpoint.manager import load_weights
     from t5_fsdp.model.attention import describe
-    from t5_fsdp.model.build import build_on_meta, num_parameters
+    from t5_fsdp.model.build import build_on_meta
     from t5_fsdp.model.forward import attach_loss
     from t5_fsdp.model.loss import LossOptions
     from t5_fsdp.parallel.engine import parallelize
 
     model = build_on_meta(start.spec, config.model.attention)
     session.console.say(
-        f"{num_parameters(model):,} parameters, {world.world_size} x {_device_name(world)}, "
+        f"{_describe_parameters(model)}, {world.world_size} x {_device_name(world)}, "
         f"{config.parallel.engine} {config.parallel.param_dtype}, "
         f"attention {describe(model)}"
     )

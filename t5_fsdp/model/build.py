@@ -11,9 +11,11 @@ configuration alone would tie them by accident, so here that fact is read off th
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,13 @@ from torch import nn
 from t5_fsdp.config import ModelConfig
 from t5_fsdp.errors import UserError
 from t5_fsdp.model import attention as attention_module
+from t5_fsdp.model.adapter import (
+    AdaptedWeights,
+    LoraAdapter,
+    MergedWeights,
+    choose_adapter,
+    inject,
+)
 from t5_fsdp.seeding import seed_torch
 
 if TYPE_CHECKING:
@@ -31,6 +40,7 @@ if TYPE_CHECKING:
 VOCAB_MULTIPLE = 128  # tensor cores like it, and T5's own 32,128 is one
 HEAD = "lm_head.weight"
 StateDict = dict[str, torch.Tensor]
+Weights = Mapping[str, torch.Tensor]  # read one at a time, when asked for
 
 
 @dataclass
@@ -40,14 +50,20 @@ class ModelSpec:
     Attributes:
         config: the transformers configuration.
         own_head: the output head is a weight of its own, not the embedding.
+        adapter: what trains instead of the model, or None.
     """
 
     config: PretrainedConfig
     own_head: bool
+    adapter: LoraAdapter | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As stored in a checkpoint."""
-        return {"own_head": self.own_head, "config": self.config.to_dict()}
+        return {
+            "own_head": self.own_head,
+            "config": self.config.to_dict(),
+            "adapter": None if self.adapter is None else self.adapter.to_json(),
+        }
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> ModelSpec:
@@ -55,14 +71,23 @@ class ModelSpec:
         from transformers import AutoConfig
 
         values = dict(stored["config"])
+        adapter = stored.get("adapter")  # not in the first checkpoints
         return cls(
             config=AutoConfig.for_model(values.pop("model_type"), **values),
             own_head=stored["own_head"],
+            adapter=None if adapter is None else LoraAdapter.from_json(adapter),
         )
+
+    def without_adapter(self) -> ModelSpec:
+        """The plain model."""
+        return replace(self, adapter=None)
 
 
 def build_on_meta(spec: ModelSpec, attention: str = "sdpa") -> PreTrainedModel:
-    """A float32 model without memory, its head tied or not as `spec` says."""
+    """A float32 model without memory, its head tied or not, with an adapter or not.
+
+    Beside an adapter everything else is frozen (`requires_grad` False).
+    """
     from transformers import AutoModelForSeq2SeqLM
 
     attention_module.register()
@@ -74,11 +99,14 @@ def build_on_meta(spec: ModelSpec, attention: str = "sdpa") -> PreTrainedModel:
     attention_module.install(model)
     if spec.own_head:
         _untie_head(model)
+    if spec.adapter is not None:
+        with torch.device("meta"):
+            inject(model, spec.adapter)
     return model
 
 
 def build_with_weights(
-    spec: ModelSpec, weights: StateDict, attention: str = "sdpa"
+    spec: ModelSpec, weights: Weights, attention: str = "sdpa"
 ) -> PreTrainedModel:
     """A model that takes over `weights` (names as of `unique_state_dict`), without copying them.
 
@@ -90,7 +118,7 @@ def build_with_weights(
     restore_buffers(model)
     groups = shared_names(model)
     try:
-        model.load_state_dict(weights, strict=False, assign=True)
+        model.load_state_dict(dict(weights), strict=False, assign=True)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"the weights do not fit the model: {reason}") from None
@@ -203,7 +231,8 @@ def resolve_spec(
 
     Raises:
         UserError: unknown or ill-typed names in `model.config`, a folder or Hub id that can't be
-            read, no T5-like model, or a vocabulary smaller than the tokenizer's.
+            read, no T5-like model, a vocabulary smaller than the tokenizer's, or an adapter for
+            layers that the model lacks.
     """
     raw: dict[str, Any] = {}
     if stored is not None:
@@ -227,7 +256,12 @@ def resolve_spec(
             "tokens; use the model's own tokenizer (model.tokenizer: null) or raise "
             "model.config.vocab_size (with model.init: random)"
         )
-    return ModelSpec(config=config, own_head=own_head)
+    spec = ModelSpec(config=config, own_head=own_head)
+    if options.adapter is not None:
+        with _refused_when_it_fails():
+            plain = build_on_meta(spec)
+        spec.adapter = choose_adapter(options, plain)
+    return spec
 
 
 def _says_own_head(model_type: str, values: dict[str, Any]) -> bool:
@@ -256,6 +290,11 @@ def _read_raw_config(name: str, revision: str | None) -> dict[str, Any]:
     if name.startswith((".", "/", "~")) and not folder.is_dir():
         raise UserError(f"model.name: there is no folder {name}; check the path")
     if folder.is_dir() and not (folder / "config.json").is_file():
+        if (folder / "adapter_config.json").is_file():
+            raise UserError(
+                f"model.name: {name} holds a PEFT adapter alone; give the model that it belongs "
+                "to, or the checkpoint that it was exported from"
+            )
         raise UserError(
             f"model.name: {name} has no config.json; give a Hugging Face folder, a Hub id or a "
             "checkpoint folder of this program"
@@ -354,17 +393,23 @@ def check_model(spec: ModelSpec, attention: str) -> None:
                 f"model.config.{name} is {value}; it must be a token below vocab_size "
                 f"{spec.config.vocab_size}"
             )
-    try:
+    with _refused_when_it_fails():
         model = build_on_meta(spec, attention)
         ids = torch.zeros((1, 2), dtype=torch.int64, device="meta")
         model(input_ids=ids, decoder_input_ids=ids, use_cache=False).logits  # noqa: B018
+
+
+@contextlib.contextmanager
+def _refused_when_it_fails() -> Iterator[None]:
+    try:
+        yield
     except Exception as error:  # whatever a value can upset
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(f"model.config makes no working model: {reason}") from None
 
 
 def draw_weights(spec: ModelSpec, seed: int) -> StateDict:
-    """Random float32 weights on the CPU: a function of (configuration, seed) and nothing else.
+    """Random float32 weights of the plain model on the CPU: a function of (configuration, seed).
 
     As transformers draws them, except for an own output head: that gets T5X's standard deviation
     d_model ** -0.5 (its logits are not scaled down, unlike those of a tied head), so that the
@@ -382,6 +427,27 @@ def draw_weights(spec: ModelSpec, seed: int) -> StateDict:
     return unique_state_dict(model)
 
 
-def num_parameters(model: nn.Module) -> int:
-    """Parameters of the whole model, a shared one counted once."""
-    return sum(parameter.numel() for parameter in model.parameters())
+def fit_adapter(
+    weights: Weights, stored: LoraAdapter | None, spec: ModelSpec, seed: int
+) -> Weights:
+    """Weights for the model `spec`, which may have an adapter that they lack, or the reverse.
+
+    A new adapter is drawn from `seed`; one that is not wanted is merged; an equal one stays.
+
+    Args:
+        stored: the adapter among `weights`, of the shape of that of `spec` if both are there.
+    """
+    if stored is None and spec.adapter is not None:
+        return AdaptedWeights(weights, build_on_meta(spec), seed)
+    if stored is not None and spec.adapter is None:
+        return MergedWeights(weights, stored)
+    return weights
+
+
+def num_parameters(model: nn.Module, trained: bool = False) -> int:
+    """Parameters of the whole model, a shared one counted once.
+
+    Args:
+        trained: count only those that are not frozen.
+    """
+    return sum(p.numel() for p in model.parameters() if p.requires_grad or not trained)

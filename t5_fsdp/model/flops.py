@@ -13,6 +13,7 @@ class T5Shape:
     Attributes:
         inner: width of all heads together, num_heads x d_kv.
         ff_matrices: matrices of a feed-forward layer: 2 for ReLU, 3 for a gated one.
+        frozen: an adapter trains instead, so that no weight here gets a gradient.
     """
 
     d_model: int
@@ -22,9 +23,10 @@ class T5Shape:
     vocab: int
     encoder_layers: int
     decoder_layers: int
+    frozen: bool = False
 
     @classmethod
-    def of(cls, config: Any) -> T5Shape:
+    def of(cls, config: Any, frozen: bool = False) -> T5Shape:
         """Read the dimensions off a transformers T5 configuration."""
         return cls(
             d_model=config.d_model,
@@ -34,6 +36,7 @@ class T5Shape:
             vocab=config.vocab_size,
             encoder_layers=config.num_layers,
             decoder_layers=config.num_decoder_layers,
+            frozen=frozen,
         )
 
 
@@ -42,8 +45,9 @@ def training_flops(shape: T5Shape, source_tokens: int, target_tokens: int, rows:
 
     Each multiply-add counts 2. A matrix product with a weight costs 2 x tokens x weights; the two
     products of attention cost 4 x queries x keys x inner. The backward pass costs twice the
-    forward. "6 N tokens" would count encoder weights for target tokens and the reverse, about
-    twofold too much.
+    forward; frozen weights save the half of theirs that would be their gradients (an adapter's own
+    products, some percent, are not counted). "6 N tokens" would count encoder weights for target
+    tokens and the reverse, about twofold too much.
 
     Args:
         source_tokens, target_tokens: of one sequence, S and T.
@@ -51,14 +55,13 @@ def training_flops(shape: T5Shape, source_tokens: int, target_tokens: int, rows:
     source, target = source_tokens, target_tokens
     d, inner = shape.d_model, shape.inner
     feed_forward = shape.ff_matrices * d * shape.d_ff
-    encoder_layer = 2 * source * (4 * d * inner + feed_forward) + 4 * source * source * inner
+    encoder_weights = 2 * source * (4 * d * inner + feed_forward)
     # Cross-attention projects queries and outputs for T tokens, keys and values for S tokens.
-    decoder_layer = (
-        2 * target * (6 * d * inner + feed_forward)
-        + 4 * source * d * inner
-        + 4 * target * target * inner
-        + 4 * source * target * inner
-    )
+    decoder_weights = 2 * target * (6 * d * inner + feed_forward) + 4 * source * d * inner
+    encoder_attention = 4 * source * source * inner
+    decoder_attention = 4 * target * target * inner + 4 * source * target * inner
     head = 2 * target * d * shape.vocab
-    forward = shape.encoder_layers * encoder_layer + shape.decoder_layers * decoder_layer + head
-    return 3.0 * rows * forward
+    layers = shape.encoder_layers, shape.decoder_layers
+    weights = layers[0] * encoder_weights + layers[1] * decoder_weights + head
+    attention = layers[0] * encoder_attention + layers[1] * decoder_attention
+    return rows * ((2.0 if shape.frozen else 3.0) * weights + 3.0 * attention)

@@ -11,7 +11,7 @@ import json
 import pickle
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from t5_fsdp.model.build import (
     StateDict,
     build_on_meta,
     draw_weights,
+    fit_adapter,
     has_own_head,
     shared_names,
     unique_state_dict,
@@ -55,14 +56,20 @@ class InitialWeights:
 
 
 def initial_weights(options: ModelConfig, spec: ModelSpec, seed: int) -> InitialWeights:
-    """Random or pretrained weights, as the options say; raises as `open_pretrained`."""
+    """Random or pretrained weights, as the options say, beside them those of a new adapter.
+
+    Raises as `open_pretrained`.
+    """
     if options.init == "random":
-        return InitialWeights(draw_weights(spec, seed), spec.own_head)
-    return open_pretrained(options, spec)
+        opened = InitialWeights(draw_weights(spec, seed), spec.own_head)
+    else:
+        opened = open_pretrained(options, spec)
+    whole = replace(spec, own_head=opened.own_head)
+    return replace(opened, tensors=fit_adapter(opened.tensors, None, whole, seed))
 
 
 def open_pretrained(options: ModelConfig, spec: ModelSpec) -> InitialWeights:
-    """The weights of `options.name`, to be read later.
+    """The weights of `options.name`, to be read later; no adapter's are among them.
 
     Whether the head is its own is found out from the weights, as transformers does: it is when
     embedding and head are both in the files and differ.

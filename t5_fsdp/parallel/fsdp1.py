@@ -20,7 +20,7 @@ from t5_fsdp.distributed import World
 from t5_fsdp.model.build import StateDict
 from t5_fsdp.parallel.common import DTYPES, WholeModelEngine, cast, clean_name, share_buffers
 from t5_fsdp.parallel.mesh import make_mesh
-from t5_fsdp.parallel.wrapping import find_units
+from t5_fsdp.parallel.wrapping import find_trained_parts, find_units
 
 _STRATEGIES = {
     "full_shard": ShardingStrategy.FULL_SHARD,
@@ -40,7 +40,11 @@ class FSDP1Engine(WholeModelEngine):
 
     def __init__(self, model: nn.Module, options: ParallelConfig, world: World) -> None:
         super().__init__(model, options, world)
-        self._units = {id(unit) for _, unit in find_units(model, options)}
+        units = [unit for _, unit in find_units(model, options)]
+        # A unit has one gradient, of all its weights or of none: what trains inside a frozen one
+        # has to be a unit of its own, or the frozen weights would take the memory of gradients.
+        self._units = {id(unit) for unit in [*units, *find_trained_parts(model, options)]}
+        self._frozen: list[tuple[nn.Module, str, nn.Parameter]] = []
 
     def _wrap(self) -> None:
         options, world = self._options, self._world
@@ -64,9 +68,23 @@ class FSDP1Engine(WholeModelEngine):
             # With a mesh its state dicts hold DTensors, which every engine can read.
             device_mesh=make_mesh(options, world),
         )
+        if world.world_size == 1 or options.sharding == "no_shard":
+            # Unsharded, it leaves frozen units with the views that the backward pass used in place
+            # of their parameters (torch 2.13), and the next forward fails: they are put back then.
+            self._frozen = [
+                (module, name, parameter)
+                for module in self.model.modules()
+                for name, parameter in module.named_parameters(recurse=False)
+                if not parameter.requires_grad
+            ]
 
     def _is_unit(self, module: nn.Module, recurse: bool, nonwrapped_numel: int) -> bool:
         return recurse or id(module) in self._units
+
+    def backward(self, loss: torch.Tensor) -> None:
+        super().backward(loss)
+        for module, name, parameter in self._frozen:
+            setattr(module, name, parameter)
 
     def after_evaluation(self) -> None:
         # FSDP1 has no public way to reshard its root. Evaluate between two steps or two

@@ -99,24 +99,58 @@ def _units_by_size(model: nn.Module, minimum: int, allowed: _Allowed) -> Named:
 def describe_units(model: nn.Module, options: ParallelConfig, num_shards: int) -> str:
     """A table of the units of sharding: parameters, and float32 bytes of them on a rank.
 
+    Where some are frozen, it also says how many are not: they alone have gradients and moments.
+
     Args:
         model: not yet sharded, e.g. on the meta device.
         options: as of `find_units`.
         num_shards: ranks that share a copy.
     """
     units = find_units(model, options)
-    # Of units that lie in each other the inner one, which comes later, holds a parameter.
-    holder = {id(p): name for name, unit in [("", model), *units] for p in unit.parameters()}
-    counts = dict.fromkeys([*(name for name, _ in units), ""], 0)
+    unit_of = _unit_of_parameters(model, units)
+    names = [*(name for name, _ in units), ""]
+    counts, trained = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
     for parameter in model.parameters():
-        counts[holder[id(parameter)]] += parameter.numel()
-    lines = [(name or "(root)", count) for name, count in counts.items()]
-    lines.append(("all", sum(counts.values())))
-    width = max(len(name) for name, _ in lines)
-    table = [f"{'unit':<{width}}{'parameters':>16}{'bytes a rank':>16}"]
-    for name, count in lines:
-        table.append(f"{name:<{width}}{count:>16,}{-(-4 * count // num_shards):>16,}")
-    return "\n".join(table)
+        name = unit_of[id(parameter)]
+        counts[name] += parameter.numel()
+        trained[name] += parameter.numel() * parameter.requires_grad
+    lines = [(name or "(root)", counts[name], trained[name]) for name in names]
+    lines.append(("all", sum(counts.values()), sum(trained.values())))
+    width = max(len(name) for name, _, _ in lines)
+    table = [("unit", "parameters", "bytes a rank", "trained")]
+    for name, count, some in lines:
+        table.append((name, f"{count:,}", f"{-(-4 * count // num_shards):,}", f"{some:,}"))
+    last = 3 if counts == trained else 4
+    return "\n".join(
+        name.ljust(width) + "".join(cell.rjust(16) for cell in cells)
+        for name, *cells in (row[:last] for row in table)
+    )
+
+
+def find_trained_parts(model: nn.Module, options: ParallelConfig) -> list[nn.Module]:
+    """Modules that train inside a unit of which other parts are frozen: an adapter's matrices."""
+    unit_of = _unit_of_parameters(model, find_units(model, options))
+    kinds: dict[str, set[bool]] = {}
+    for parameter in model.parameters():
+        kinds.setdefault(unit_of[id(parameter)], set()).add(parameter.requires_grad)
+    mixed = {name for name, found in kinds.items() if len(found) == 2}
+    allowed = _Allowed(model)
+    own = [(module, list(module.parameters(recurse=False))) for module in model.modules()]
+    return [
+        module
+        for module, parameters in own
+        if parameters
+        and all(p.requires_grad and unit_of[id(p)] in mixed for p in parameters)
+        and allowed(module)
+    ]
+
+
+def _unit_of_parameters(model: nn.Module, units: Named) -> dict[int, str]:
+    """The name of the unit that holds a parameter ("": the root), by the parameter's id.
+
+    Of units that lie in each other it is the inner one, which comes later.
+    """
+    return {id(p): name for name, unit in [("", model), *units] for p in unit.parameters()}
 
 
 def _outside_wrappers(model: nn.Module, found: Named) -> Named:

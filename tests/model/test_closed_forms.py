@@ -25,6 +25,28 @@ def test_training_flops_of_512_source_and_128_target_tokens(name: str, tera: flo
     assert training_flops(shape, 512, 128, 7) == 7 * training_flops(shape, 512, 128, 1)
 
 
+def test_frozen_weights_cost_no_gradient_of_theirs() -> None:
+    """Against torch's own count of the products of a small model, all lengths the same."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+    from transformers import T5ForConditionalGeneration
+
+    config = T5Config(vocab_size=128, d_model=64, d_kv=16, d_ff=96, num_layers=2, num_heads=4)
+    model = T5ForConditionalGeneration(config)
+    ids = torch.ones((1, 32), dtype=torch.int64)
+    for frozen in (False, True):
+        model.requires_grad_(not frozen)
+        # As adapters do from the first layer on: what flows through the model needs a gradient.
+        embedded = model.shared(ids).detach().requires_grad_()
+        with FlopCounterMode(display=False) as counter:
+            output = model(
+                inputs_embeds=embedded, decoder_inputs_embeds=embedded, attention_mask=ids
+            )
+            output.logits.sum().backward()
+        expected = training_flops(T5Shape.of(config, frozen=frozen), 32, 32)
+        assert counter.get_total_flops() == pytest.approx(expected, rel=0.01), frozen
+
+
 @pytest.mark.parametrize(
     ("name", "tera"),
     [

@@ -109,7 +109,7 @@ def load_model(found: FoundModel, config: Config, device: torch.device) -> Loade
     from t5_fsdp.checkpoint.format import TOKENIZER, read_state
     from t5_fsdp.checkpoint.manager import read_weights
     from t5_fsdp.data.tokenization import load_tokenizer
-    from t5_fsdp.model.build import build_with_weights, resolve_spec
+    from t5_fsdp.model.build import build_with_weights, check_positions, resolve_spec
     from t5_fsdp.model.pretrained import open_pretrained
     from t5_fsdp.parallel.common import DTYPES
     from t5_fsdp.parallel.precision import use_tf32
@@ -135,6 +135,13 @@ def load_model(found: FoundModel, config: Config, device: torch.device) -> Loade
         weights, spec.own_head = opened.tensors, opened.own_head
         source, label = found.name, Path(found.name).name
         state = None
+    check_positions(
+        spec.config,
+        {
+            "data.max_source_tokens": config.data.max_source_tokens,
+            "evaluation.max_new_tokens": config.evaluation.max_new_tokens,
+        },
+    )
     cast = {name: tensor.to(device=device, dtype=dtype) for name, tensor in weights.items()}
     return LoadedModel(
         model=build_with_weights(spec, cast, config.model.attention),

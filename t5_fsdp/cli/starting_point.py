@@ -23,7 +23,14 @@ from t5_fsdp.data.streaming import StreamBatches, stream_digest, stream_problem
 from t5_fsdp.data.tokenization import load_tokenizer, tokenizer_digest
 from t5_fsdp.errors import UserError
 from t5_fsdp.model.adapter import LoraAdapter
-from t5_fsdp.model.build import ModelSpec, check_model, fit_adapter, resolve_spec
+from t5_fsdp.model.build import (
+    SHAPE_OPTIONS,
+    ModelSpec,
+    check_model,
+    check_positions,
+    fit_adapter,
+    resolve_spec,
+)
 from t5_fsdp.model.pretrained import InitialWeights, initial_weights
 from t5_fsdp.parallel.mesh import mesh_problems
 from t5_fsdp.parallel.precision import precision_warnings
@@ -38,11 +45,6 @@ if TYPE_CHECKING:
 
 # How rank 0 gets the first weights; or a checkpoint of ours, of which each rank reads its part.
 WeightSource = Callable[[], InitialWeights] | Path
-
-_MODEL_SHAPE = (
-    "d_model", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "num_heads", "vocab_size",
-    "feed_forward_proj", "relative_attention_num_buckets",
-)  # fmt: skip
 
 
 @dataclass
@@ -133,6 +135,7 @@ def find_start(
         _compare_optimizer(config, resume)
         spec = _resumed_spec(config, tokenizer, old, resume)
     check_model(spec, config.model.attention)
+    check_positions(spec.config, _longest(config))
     validation = prepared.split("validation")
     if validation is not None:
         limit = config.train.micro_batch_tokens
@@ -163,6 +166,17 @@ def find_start(
         source=source,
         has_validation=validation is not None,
     )
+
+
+def _longest(config: Config) -> dict[str, int]:
+    """The most tokens that a run gives the model at a time, padding included, by option."""
+    multiple = width_multiple(config)
+    note = "" if multiple == 1 else f" (rounded up to a multiple of {multiple})"
+    lengths = {"evaluation.max_new_tokens": config.evaluation.max_new_tokens}
+    for name in ("max_source_tokens", "max_target_tokens"):
+        length = getattr(config.data, name)
+        lengths[f"data.{name}{note}"] = -(-length // multiple) * multiple
+    return lengths
 
 
 @dataclass(frozen=True)
@@ -246,7 +260,7 @@ def _check_same_shape(
     """
     pairs = [
         (name, getattr(stored.config, name, None), getattr(asked.config, name, None))
-        for name in _MODEL_SHAPE
+        for name in ("model_type", *SHAPE_OPTIONS)
     ]
     pairs.append(("an output head of its own", stored.own_head, asked.own_head))
     if adapter:

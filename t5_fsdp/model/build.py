@@ -241,7 +241,7 @@ def resolve_spec(
         raw = _read_raw_config(options.name, options.revision)
     overrides = dict(options.config)
     model_type = overrides.pop("model_type", raw.get("model_type", "t5"))
-    defaults = _tokenizer_defaults(tokenizer)
+    defaults = _tokenizer_defaults(tokenizer, model_type)
     if raw:
         defaults.pop("vocab_size")  # the embedding's rows are those of the named model
     values = {**defaults, **raw, **overrides}
@@ -272,15 +272,33 @@ def _says_own_head(model_type: str, values: dict[str, Any]) -> bool:
     return tied is False or values.get("scale_decoder_outputs") is False
 
 
-def _tokenizer_defaults(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    size = len(tokenizer)
-    return {
+def _tokenizer_defaults(tokenizer: PreTrainedTokenizerBase, model_type: str) -> dict[str, Any]:
+    size, end = len(tokenizer), tokenizer.eos_token_id
+    values = {
         "vocab_size": (size + VOCAB_MULTIPLE - 1) // VOCAB_MULTIPLE * VOCAB_MULTIPLE,
         "pad_token_id": tokenizer.pad_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        # T5 starts decoding with the padding token.
+        "eos_token_id": end,
+        # T5 and Pegasus start decoding with the padding token.
         "decoder_start_token_id": tokenizer.pad_token_id,
     }
+    # Ids of a family's own vocabulary (BART's 2) mean other tokens in this one.
+    family = _family_defaults(model_type)
+    if family.get("forced_eos_token_id") is not None:
+        values["forced_eos_token_id"] = end
+    start = family.get("decoder_start_token_id")
+    if start is not None and start == family.get("eos_token_id"):
+        values["decoder_start_token_id"] = end
+    return values
+
+
+def _family_defaults(model_type: str) -> dict[str, Any]:
+    """What transformers' configuration class of a model type says; {} for an unknown type."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.for_model(model_type).to_dict()
+    except (ValueError, KeyError):
+        return {}
 
 
 def _read_raw_config(name: str, revision: str | None) -> dict[str, Any]:
@@ -323,13 +341,13 @@ def unreadable_name(name: str, error: Exception) -> UserError:
 def _make_config(model_type: str, values: dict[str, Any], chosen: set[str]) -> PretrainedConfig:
     from transformers import AutoConfig
 
-    try:
-        known = set(AutoConfig.for_model(model_type).to_dict()) | {"decoder_start_token_id"}
-    except (ValueError, KeyError):
+    known = set(_family_defaults(model_type))
+    if not known:
         raise UserError(
             f"model.config.model_type: {model_type} is unknown to the installed transformers; "
-            "use t5, mt5 or umt5"
-        ) from None
+            "use t5, mt5, umt5, bart or pegasus"
+        )
+    known |= {"decoder_start_token_id"}
     problems = []
     for name in sorted(chosen - known):
         near = difflib.get_close_matches(name, known, n=1)
@@ -347,11 +365,20 @@ def _make_config(model_type: str, values: dict[str, Any], chosen: set[str]) -> P
         raise UserError(f"model.config has a value that {model_type} refuses: {reason}") from None
     if not config.is_encoder_decoder:
         raise UserError(f"a {model_type} model has no encoder and decoder; use a T5")
-    for name in ("d_model", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "num_heads"):
-        if getattr(config, name, 1) < 1:
+    for name in SHAPE_OPTIONS:
+        value = getattr(config, name, 1)
+        if isinstance(value, int) and value < 1:
             raise UserError(f"model.config.{name} is {getattr(config, name)}; it must be 1 or more")
     return config
 
+
+# What decides about the shapes of the weights: T5's names, then BART's and Pegasus'.
+SHAPE_OPTIONS = (
+    "d_model", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "num_heads", "vocab_size",
+    "feed_forward_proj", "relative_attention_num_buckets",
+    "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads",
+    "encoder_ffn_dim", "decoder_ffn_dim", "max_position_embeddings",
+)  # fmt: skip
 
 # Options of transformers that change what a forward returns, which this program relies on.
 _OUTPUT_OPTIONS = ("return_dict", "output_attentions", "output_hidden_states", "use_cache")
@@ -379,6 +406,28 @@ def _type_problems(
     return problems
 
 
+def check_positions(config: PretrainedConfig, lengths: dict[str, int]) -> None:
+    """Refuse lengths for which the model has no positions; a T5's are relative, without an end.
+
+    Args:
+        lengths: the most tokens that the model will be given, by the option that says so.
+
+    Raises:
+        UserError: naming each option that is too large.
+    """
+    if "max_position_embeddings" not in _family_defaults(config.model_type):
+        return
+    limit = config.max_position_embeddings
+    problems = [
+        f"{name} is {length}, but this {config.model_type} has positions for {limit} tokens "
+        f"(max_position_embeddings); set it to {limit} or less"
+        for name, length in lengths.items()
+        if length > limit
+    ]
+    if problems:
+        raise UserError(*problems)
+
+
 def check_model(spec: ModelSpec, attention: str) -> None:
     """Send a forward pass through the model on the meta device.
 
@@ -393,6 +442,8 @@ def check_model(spec: ModelSpec, attention: str) -> None:
                 f"model.config.{name} is {value}; it must be a token below vocab_size "
                 f"{spec.config.vocab_size}"
             )
+    if attention_module.implementation(spec.config.model_type, attention) == "sdpa":
+        attention = "eager"  # transformers' masks for sdpa look at values, which meta has not
     with _refused_when_it_fails():
         model = build_on_meta(spec, attention)
         ids = torch.zeros((1, 2), dtype=torch.int64, device="meta")

@@ -1,4 +1,4 @@
-"""Closed form for the arithmetic of an encoder-decoder T5."""
+"""Closed form for the arithmetic of an encoder-decoder: a T5, BART or Pegasus."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class T5Shape:
-    """The dimensions that decide about the arithmetic of a T5.
+    """The dimensions that decide about the arithmetic of an encoder-decoder.
 
     Attributes:
         inner: width of all heads together, num_heads x d_kv.
+        d_ff, decoder_d_ff: inner width of a feed-forward layer, in encoder and decoder.
         ff_matrices: matrices of a feed-forward layer: 2 for ReLU, 3 for a gated one.
         frozen: an adapter trains instead, so that no weight here gets a gradient.
     """
@@ -19,6 +20,7 @@ class T5Shape:
     d_model: int
     inner: int
     d_ff: int
+    decoder_d_ff: int
     ff_matrices: int
     vocab: int
     encoder_layers: int
@@ -27,11 +29,24 @@ class T5Shape:
 
     @classmethod
     def of(cls, config: Any, frozen: bool = False) -> T5Shape:
-        """Read the dimensions off a transformers T5 configuration."""
+        """Read the dimensions off a transformers configuration of a T5, BART or Pegasus."""
+        if hasattr(config, "encoder_ffn_dim"):
+            return cls(
+                d_model=config.d_model,
+                inner=config.d_model,
+                d_ff=config.encoder_ffn_dim,
+                decoder_d_ff=config.decoder_ffn_dim,
+                ff_matrices=2,
+                vocab=config.vocab_size,
+                encoder_layers=config.encoder_layers,
+                decoder_layers=config.decoder_layers,
+                frozen=frozen,
+            )
         return cls(
             d_model=config.d_model,
             inner=config.num_heads * config.d_kv,
             d_ff=config.d_ff,
+            decoder_d_ff=config.d_ff,
             ff_matrices=3 if config.is_gated_act else 2,
             vocab=config.vocab_size,
             encoder_layers=config.num_layers,
@@ -55,9 +70,10 @@ def training_flops(shape: T5Shape, source_tokens: int, target_tokens: int, rows:
     source, target = source_tokens, target_tokens
     d, inner = shape.d_model, shape.inner
     feed_forward = shape.ff_matrices * d * shape.d_ff
+    decoder_feed_forward = shape.ff_matrices * d * shape.decoder_d_ff
     encoder_weights = 2 * source * (4 * d * inner + feed_forward)
     # Cross-attention projects queries and outputs for T tokens, keys and values for S tokens.
-    decoder_weights = 2 * target * (6 * d * inner + feed_forward) + 4 * source * d * inner
+    decoder_weights = 2 * target * (6 * d * inner + decoder_feed_forward) + 4 * source * d * inner
     encoder_attention = 4 * source * source * inner
     decoder_attention = 4 * target * target * inner + 4 * source * target * inner
     head = 2 * target * d * shape.vocab

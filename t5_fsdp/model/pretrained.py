@@ -143,8 +143,9 @@ def _needs_transformers(
     odd = [n for n, t in stored.items() if t.dtype is None or not t.dtype.is_floating_point]
     if odd:
         return f"holds {odd[0]} in a format of its own"
+    fixed = _fixed_names(model)
     for name in sorted(known - set(stored)):
-        if _matches(name, model._keys_to_ignore_on_load_missing):
+        if name in fixed or _matches(name, model._keys_to_ignore_on_load_missing):
             return f"lacks {name}"  # and transformers knows its values
     return None
 
@@ -191,6 +192,7 @@ def load_pretrained(options: ModelConfig, spec: ModelSpec) -> tuple[StateDict, b
     missing = set(report.get("missing_keys", ())) | {
         str(key) for key in report.get("mismatched_keys", ())
     }
+    missing -= _fixed_names(build_on_meta(spec))  # from_pretrained forgets which these are
     if missing:
         raise UserError(
             f"the weights of model.name: {options.name} lack or misfit {len(missing)} tensors, "
@@ -205,6 +207,11 @@ def _without_ignored(
     """Without what transformers says old files may hold beside the model's own tensors."""
     ignored = model._keys_to_ignore_on_load_unexpected
     return {name: tensor for name, tensor in stored.items() if not _matches(name, ignored)}
+
+
+def _fixed_names(model: PreTrainedModel) -> set[str]:
+    """Parameters that are never trained: Pegasus' positions, which its files on the Hub lack."""
+    return {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
 
 
 def _matches(name: str, patterns: Iterable[str] | None) -> bool:

@@ -16,20 +16,23 @@ Named = list[tuple[str, nn.Module]]
 def find_blocks(model: nn.Module) -> Named:
     """(name, module) of the model's repeated blocks, in the order of the forward pass.
 
-    A block's class is named by the model itself, in `_no_split_modules` as in transformers, and it
-    stands in a list of modules: BERT names its embeddings too, which are no block. Of a block that
-    is recomputed the wrapper is returned: as a unit of sharding it shares one gathering of its
-    weights between recomputation and backward.
+    The model says itself what they are: transformers makes each a GradientCheckpointingLayer, and
+    any model may name their classes in `_no_split_modules`. And they stand in a list of modules:
+    BERT names its embeddings too, which are no block. Of a block that is recomputed the wrapper is
+    returned: as a unit of sharding it shares one gathering of its weights between recomputation
+    and backward.
 
     Returns:
         [] when the model names none.
     """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
     names = set(getattr(model, "_no_split_modules", None) or ())
     modules = dict(model.named_modules())
     blocks = [
         (name, module)
         for name, module in modules.items()
-        if type(module).__name__ in names
+        if (isinstance(module, GradientCheckpointingLayer) or type(module).__name__ in names)
         and isinstance(modules.get(_without_wrapper(name).rpartition(".")[0]), nn.ModuleList)
     ]
     return _outside_wrappers(model, blocks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from transformers import T5Config
+from transformers import BartConfig, PegasusConfig, T5Config
 
 from t5_fsdp.model.devices import peak_flops
 from t5_fsdp.model.flops import T5Shape, training_flops
@@ -45,6 +45,16 @@ def test_frozen_weights_cost_no_gradient_of_theirs() -> None:
             output.logits.sum().backward()
         expected = training_flops(T5Shape.of(config, frozen=frozen), 32, 32)
         assert counter.get_total_flops() == pytest.approx(expected, rel=0.01), frozen
+
+
+def test_a_bart_costs_what_a_t5_of_its_shape_does() -> None:
+    # BART-large: 12 + 12 layers of width 1,024, 16 heads of 64.
+    t5 = T5Config(vocab_size=50265, d_model=1024, d_kv=64, d_ff=4096, num_layers=12, num_heads=16)
+    expected = training_flops(T5Shape.of(t5), 512, 128)
+    for config in (BartConfig(), PegasusConfig()):
+        assert training_flops(T5Shape.of(config), 512, 128) == expected
+    narrow = T5Shape.of(BartConfig(decoder_ffn_dim=2048))
+    assert expected - training_flops(narrow, 512, 128) == 3 * 12 * 2 * 128 * 2 * 1024 * 2048
 
 
 @pytest.mark.parametrize(

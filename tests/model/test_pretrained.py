@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from t5_fsdp.config import ModelConfig
 from t5_fsdp.errors import UserError
-from t5_fsdp.model.build import ModelSpec, draw_weights
+from t5_fsdp.model.build import ModelSpec, draw_weights, unique_state_dict
 from t5_fsdp.model.pretrained import InitialWeights, load_pretrained, open_pretrained
 
 SHAPE = {"vocab_size": 33, "d_model": 8, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2}
@@ -161,6 +161,34 @@ def test_what_is_not_read_directly_is_loaded_by_transformers(
     opened, expected, own_head = opened_and_loaded(folder)
     check_same(opened, expected, own_head)
     assert reason in str(opened.note) and "rank 0's memory" in str(opened.note)
+
+
+def test_what_a_pegasus_file_may_lack_is_computed(tmp_path: Path) -> None:
+    """Its positions are never trained, so that the files on the Hub are without them."""
+    from transformers import PegasusConfig, PegasusForConditionalGeneration
+
+    config = PegasusConfig(
+        vocab_size=33, d_model=8, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=16,
+        decoder_ffn_dim=16, encoder_attention_heads=2, decoder_attention_heads=2,
+        max_position_embeddings=12,
+    )  # fmt: skip
+    model = PegasusForConditionalGeneration(config)
+    folder = tmp_path / "hf"
+    model.save_pretrained(folder)
+    weights = load_file(folder / "model.safetensors")
+    kept = {
+        name: tensor
+        for name, tensor in weights.items()
+        if "embed_positions" not in name and name != "final_logits_bias"
+    }
+    assert len(kept) == len(weights) - 3
+    options = ModelConfig(name=str(folder))
+    direct = open_pretrained(options, ModelSpec(config, own_head=False))
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+    computed = open_pretrained(options, ModelSpec(config, own_head=False))
+    assert direct.note is None and "lacks final_logits_bias" in str(computed.note)
+    check_same(computed, dict(direct.tensors), False)
+    check_same(direct, unique_state_dict(model), False)
 
 
 def cut(folder: Path) -> str:

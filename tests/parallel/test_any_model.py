@@ -1,4 +1,4 @@
-"""Models that are no T5 through every engine: a convolutional net, a BERT, a GPT-2."""
+"""Models that are no T5 through every engine: a conv net, BERT, GPT-2, BART, Pegasus."""
 
 from __future__ import annotations
 
@@ -64,7 +64,27 @@ def make_gpt2() -> nn.Module:
     return GPT2LMHeadModel(config)
 
 
-MODELS = {"conv": make_conv_net, "bert": make_bert, "gpt2": make_gpt2}
+def make_seq2seq(model_type: str) -> nn.Module:
+    from transformers import AutoConfig, AutoModelForSeq2SeqLM
+
+    config = AutoConfig.for_model(
+        model_type, vocab_size=37, d_model=24, encoder_layers=2, decoder_layers=2,
+        encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=40,
+        decoder_ffn_dim=40, max_position_embeddings=16, dropout=0.0, forced_eos_token_id=1,
+    )  # fmt: skip
+    model = AutoModelForSeq2SeqLM.from_config(config)
+    with torch.no_grad():
+        model.final_logits_bias.normal_()
+    return model
+
+
+MODELS = {
+    "conv": make_conv_net,
+    "bert": make_bert,
+    "gpt2": make_gpt2,
+    "bart": functools.partial(make_seq2seq, "bart"),
+    "pegasus": functools.partial(make_seq2seq, "pegasus"),
+}
 
 
 def build(name: str) -> nn.Module:
@@ -84,7 +104,10 @@ def row_loss(name: str, model: Any, rows: list[int]) -> torch.Tensor:
     if name == "bert":
         logits = model(input_ids=ids).logits
         return nn.functional.cross_entropy(logits, ids[:, 0] % 5, reduction="sum")
-    logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
+    inputs = {"input_ids": ids, "use_cache": False}
+    if name != "gpt2":
+        inputs["decoder_input_ids"] = ids.flip(1)
+    logits = model(**inputs).logits[:, :-1]
     return nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
 
 
@@ -191,7 +214,7 @@ def test_a_model_that_is_no_t5_equals_plain_pytorch(
 
 
 @pytest.mark.parametrize("engine", ["fsdp2", "fsdp1", "ddp"])
-@pytest.mark.parametrize("name", ["bert", "gpt2"])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "pegasus"])
 def test_blocks_that_are_no_t5s_are_recomputed(pools: Any, name: str, engine: str) -> None:
     losses, _ = plain(name, False)
     parallel = {"engine": engine, "activation_checkpointing": "full"}
@@ -207,6 +230,9 @@ def test_the_blocks_of_models_that_are_no_t5() -> None:
     ]
     assert [name for name, _ in find_blocks(build("gpt2"))] == [
         f"transformer.h.{i}" for i in range(3)
+    ]
+    assert [name for name, _ in find_blocks(build("bart"))] == [
+        f"model.{stack}.layers.{i}" for stack in ("encoder", "decoder") for i in range(2)
     ]
     assert find_blocks(build("conv")) == []
 

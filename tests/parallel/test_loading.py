@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -83,17 +83,33 @@ def test_all_ranks_hear_when_rank_0_fails_between_two_tensors(
 
 def write_t5(folder: Path, corpus: Path) -> Path:
     """A Hugging Face folder in bf16, in several files, with the tokenizer of the corpus."""
-    from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
+    from transformers import T5Config, T5ForConditionalGeneration
 
-    tokenizer = AutoTokenizer.from_pretrained(corpus / "tokenizer")
     torch.manual_seed(8)
-    config = T5Config(
-        vocab_size=256, dropout_rate=0.0, decoder_start_token_id=0,
-        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, **SHAPE,
+    config = T5Config(vocab_size=256, dropout_rate=0.0, decoder_start_token_id=0, **SHAPE)
+    return save(T5ForConditionalGeneration(config), folder, corpus)
+
+
+def write_pegasus(folder: Path, corpus: Path) -> Path:
+    """As `write_t5`, a Pegasus with a bias on its logits."""
+    from transformers import PegasusConfig, PegasusForConditionalGeneration
+
+    torch.manual_seed(8)
+    config = PegasusConfig(
+        vocab_size=256, d_model=32, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=64,
+        decoder_ffn_dim=64, encoder_attention_heads=4, decoder_attention_heads=4,
+        max_position_embeddings=64,
     )  # fmt: skip
-    model = T5ForConditionalGeneration(config).to(torch.bfloat16)
-    model.save_pretrained(folder, max_shard_size="40KB")
-    tokenizer.save_pretrained(folder)
+    model = PegasusForConditionalGeneration(config)
+    model.final_logits_bias.normal_()
+    return save(model, folder, corpus)
+
+
+def save(model: Any, folder: Path, corpus: Path) -> Path:
+    from transformers import AutoTokenizer
+
+    model.to(torch.bfloat16).save_pretrained(folder, max_shard_size="40KB")
+    AutoTokenizer.from_pretrained(corpus / "tokenizer").save_pretrained(folder)
     assert len(list(folder.glob("*.safetensors"))) > 1
     return folder
 
@@ -104,18 +120,21 @@ def pretrained_options(corpus: Path, run_dir: Path, model: Path, **more: Any) ->
     return tiny_options(corpus, run_dir, **options)
 
 
-@pytest.mark.parametrize("engine", ["fsdp2", "fsdp1", "ddp"])
+@pytest.mark.parametrize(
+    ("engine", "write"),
+    [("fsdp2", write_t5), ("fsdp1", write_t5), ("ddp", write_t5),
+     ("fsdp2", write_pegasus), ("fsdp1", write_pegasus)],
+)  # fmt: skip
 def test_training_starts_from_the_files_weights(
-    pools: Any, corpus: Path, tmp_path: Path, engine: str
+    pools: Any, corpus: Path, tmp_path: Path, engine: str, write: Callable[[Path, Path], Path]
 ) -> None:
-    from transformers import T5ForConditionalGeneration
+    from transformers import AutoModelForSeq2SeqLM
 
     from t5_fsdp.checkpoint.manager import read_weights
+    from t5_fsdp.model.build import unique_state_dict
 
-    folder = write_t5(tmp_path / "hf", corpus)
-    expected = dict(
-        T5ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).named_parameters()
-    )
+    folder = write(tmp_path / "hf", corpus)
+    expected = unique_state_dict(AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32))
     start: Path = folder
     # From the files, then warm from the checkpoint that came of it.
     for name in ("cold", "warm"):

@@ -27,6 +27,7 @@ from t5_fsdp.config import ParallelConfig
 from t5_fsdp.distributed import World, enter_world, read_launch
 from t5_fsdp.errors import EXIT_USER_ERROR, UserError
 from t5_fsdp.model.build import unique_state_dict
+from t5_fsdp.parallel.common import local_part
 from t5_fsdp.parallel.engine import Engine, check_optimizer, parallelize
 
 GLOBAL_BATCH = 64
@@ -118,8 +119,8 @@ def train(engine: Engine, digits: Digits, epochs: int, world: World) -> tuple[fl
 
 def parameter_bytes(model: nn.Module) -> int:
     """What this rank holds of the parameters."""
-    local = (getattr(p, "_local_tensor", p) for p in model.parameters())
-    return sum(shard.numel() * shard.element_size() for shard in local)
+    shards = map(local_part, model.parameters())
+    return sum(shard.numel() * shard.element_size() for shard in shards)
 
 
 def run(engine_name: str, digits: Digits, epochs: int, world: World) -> str:

@@ -148,8 +148,8 @@ class ParallelConfig:
     reduce_dtype: Literal["bf16", "fp16", "fp32"] = "fp32"
     """Precision of the gradient reduction between ranks."""
     initial_loss_scale: float = 65536.0
-    """fp16: factor on the loss in the backward pass at the start, a power of two; it is halved when
-    a gradient overflows (the step is skipped), and doubled after 2000 steps without."""
+    """fp16: factor on the loss in the backward pass at step 1, a power of two; it is halved when a
+    gradient overflows (the step is skipped), doubled after 2000 steps without, and resumed."""
     tf32: bool = False
     """Compute float32 matrix products in TF32 on GPUs: 10 bits of mantissa, up to 8 times as fast;
     without a GPU it changes nothing."""
@@ -559,6 +559,12 @@ def _combination_problems(config: Config) -> list[str]:
         problems.append(
             "model.tokenizer: train reads all training texts first; train it in a run without "
             "data.streaming, then give its folder"
+        )
+    every, keep_every = config.checkpoint.every_steps, config.checkpoint.keep_every
+    if keep_every is not None and every is not None and keep_every % every:
+        problems.append(
+            f"checkpoint.keep_every {keep_every} is no multiple of checkpoint.every_steps {every}: "
+            "no checkpoint is written there; give a multiple"
         )
     if not config.checkpoint.resume:
         problems.append("checkpoint.resume is empty; give auto, never or a checkpoint folder")

@@ -257,8 +257,11 @@ def write_complete(folder: Path, names: Sequence[str], step: int, world_size: in
     partial = folder / f".{COMPLETE}.part"
     partial.write_text(json.dumps(marker, indent=1), encoding="utf-8")
     _sync(partial)
+    for subfolder in {(folder / name).parent for name in names}:
+        _sync(subfolder)
     os.replace(partial, folder / COMPLETE)
     _sync(folder)
+    _sync(folder.parent)
     return sum(sizes.values())
 
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
@@ -180,6 +182,7 @@ class _Saving:
     blocked_seconds: float = 0.0
     is_complete: bool = False
     is_reported: bool = False
+    warnings: list[str] = field(default_factory=list)
     done: Future[tuple[float, int]] = field(default_factory=Future)
 
 
@@ -192,6 +195,7 @@ class CheckpointManager:
     Args:
         retention: which checkpoints are kept.
         background: return from `save` before the files are written; the same on all ranks.
+        timeout_seconds: a rank that is waited for longer fails the save.
 
     Attributes:
         on_saved: called on rank 0, in the training thread, for each complete checkpoint.
@@ -203,6 +207,7 @@ class CheckpointManager:
         world: World,
         *,
         retention: Retention,
+        timeout_seconds: float,
         background: bool = True,
         warn: Callable[[str], None] = print,
     ) -> None:
@@ -213,7 +218,7 @@ class CheckpointManager:
         self._background, self._warn = background, warn
         self.on_saved: Callable[[SavedCheckpoint], None] = lambda saved: None
         # A group of its own: the saving thread's collectives must not meet those of training.
-        self._group = dist.new_group(backend="gloo")
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._saving: _Saving | None = None
         self._scores_lock = threading.Lock()
@@ -242,9 +247,7 @@ class CheckpointManager:
         state_json = json.dumps(vars(state), indent=1)
         saving = _Saving(folder, copy.deepcopy(state), state_json, began)
         try:
-            written = dcp.async_save(
-                _tensors(model, optimizer), checkpoint_id=folder, process_group=self._group
-            )
+            written = self._write(folder, _tensors(model, optimizer))
         except (Exception, CheckpointException) as error:
             raise _save_error(folder, error) from error
         self._saving = saving
@@ -255,12 +258,36 @@ class CheckpointManager:
         if not self._background:
             self.wait()
 
+    def _write(self, folder: Path, tensors: dict[str, Any]) -> Callable[[], None]:
+        """Write the tensors, or copy them and begin to; what to call for the end of it."""
+        # Copying ahead of the writing opens a context on GPU 0 in every rank's thread.
+        writer = dcp.FileSystemWriter(folder, per_thread_copy_ahead=0)
+        if not self._background:
+            dcp.save(tensors, storage_writer=writer, process_group=self._group)
+            return lambda: None
+        stager = DefaultStager(StagingOptions(False, False, False, False))
+        begun: Any = dcp.async_save(
+            tensors, storage_writer=writer, process_group=self._group, async_stager=stager
+        )
+
+        def end() -> None:
+            try:
+                begun.result()
+            finally:
+                stager.close()
+
+        return end
+
     def _complete(
-        self, saving: _Saving, written: Any, config_yaml: str, tokenizer_dir: Path
+        self,
+        saving: _Saving,
+        end_writing: Callable[[], None],
+        config_yaml: str,
+        tokenizer_dir: Path,
     ) -> tuple[float, int]:
         """In the saving thread: what comes after the tensors, on rank 0; seconds and bytes."""
         try:
-            written.result()
+            end_writing()
         except (Exception, CheckpointException) as error:
             raise _save_error(saving.folder, error) from error
         num_bytes = 0
@@ -268,7 +295,10 @@ class CheckpointManager:
             num_bytes = self._finish(saving, config_yaml, tokenizer_dir)
             with self._scores_lock:
                 saving.is_complete = True
-                self._apply_scores(saving.state)
+                try:
+                    self._apply_scores(saving.state, saving.warnings.append)
+                except OSError as error:  # the checkpoint is sound without
+                    saving.warnings.append(f"{SCORES} can't be written ({error})")
         return time.perf_counter() - saving.began, num_bytes
 
     @property
@@ -286,6 +316,8 @@ class CheckpointManager:
     def _report(self, saving: _Saving) -> None:
         if self._world.is_main and not saving.is_reported:
             saving.is_reported = True
+            for warning in saving.warnings:  # here, since the saving thread must not print
+                self._warn(warning)
             seconds, num_bytes = saving.done.result()
             # A save that does not run beside training blocks it to its end.
             blocked = saving.blocked_seconds if self._background else seconds
@@ -302,14 +334,15 @@ class CheckpointManager:
             return
         error = saving.done.exception()
 
-        def settle() -> None:
+        def report() -> None:
             if error is not None:
-                # It is no checkpoint; what it takes may be what the disk lacks for saying so.
-                shutil.rmtree(saving.folder, ignore_errors=True)
+                if not saving.is_complete:
+                    # What it takes may be what the disk lacks for saying so.
+                    shutil.rmtree(saving.folder, ignore_errors=True)
                 raise error
             self._report(saving)
 
-        self._on_main(settle)
+        self._on_main(report)
         if error is not None:
             raise error
 
@@ -347,11 +380,11 @@ class CheckpointManager:
                     saving.state.scores = copy.deepcopy(state.scores)
                     if not saving.is_complete:
                         return
-                self._apply_scores(state)
+                self._apply_scores(state, self._warn)
 
         self._on_main(record)
 
-    def _apply_scores(self, state: RunState) -> None:
+    def _apply_scores(self, state: RunState, warn: Callable[[str], None]) -> None:
         if str(state.step) in state.scores:
             # JSON has no NaN.
             scores = {
@@ -359,7 +392,7 @@ class CheckpointManager:
                 for step, figures in state.scores.items()
             }
             write_json(self.path(state.step) / SCORES, scores)
-        prune(self._run_dir, self._retention, state.step, state.scores, self._warn)
+        prune(self._run_dir, self._retention, state.step, state.scores, warn)
 
     def load(self, folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Read a complete checkpoint into a materialized model and its optimizer, on any layout.
@@ -439,6 +472,11 @@ def _with_shared_names(model: nn.Module, weights: dict[str, Any]) -> dict[str, A
 
 
 def _save_error(folder: Path, error: BaseException) -> UserError:
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        return UserError(
+            f"the checkpoint {folder} can't be copied into host memory; set "
+            "checkpoint.async_save: false, which writes it from where it is"
+        )
     reason = next((line for line in str(error).splitlines() if "rror" in line), str(error))
     return UserError(
         f"the checkpoint {folder} can't be written ({reason.strip()[:200]}); free disk space or "

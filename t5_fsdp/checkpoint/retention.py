@@ -29,16 +29,21 @@ class Retention:
     best_metric: str
     keep_every: int | None = None
 
-    def most_at_once(self, last_step: int, num_saves: int) -> int:
+    def most_at_once(self, last_step: int, every_steps: int | None, at_others: bool) -> int:
         """Checkpoints that lie on the disk together at most, the one being written included.
 
         Args:
             last_step: the run's length.
-            num_saves: how many it writes in all.
+            every_steps: steps between checkpoints, or None.
+            at_others: they may be written at other steps as well.
         """
         kept = self.keep_last + self.keep_best
         if self.keep_every is not None:
-            kept += last_step // self.keep_every
+            met = 1 if at_others or every_steps is None else every_steps
+            kept += last_step // math.lcm(self.keep_every, met)
+        if at_others:
+            return kept + 1
+        num_saves = 1 if every_steps is None else math.ceil(last_step / every_steps)
         return min(kept + 1, num_saves)
 
     def kept(self, folders: list[Path], scores: Scores) -> set[int | None]:
@@ -62,9 +67,9 @@ def prune(
     Args:
         step: of the checkpoint just written, which stays.
     """
-    folders = complete_checkpoints(run_dir)
-    kept = {step, *retention.kept(folders, scores)}
     try:
+        folders = complete_checkpoints(run_dir)
+        kept = {step, *retention.kept(folders, scores)}
         for folder in folders:
             if step_of(folder) not in kept:
                 (folder / COMPLETE).unlink()
@@ -88,7 +93,8 @@ def check_room(run_dir: Path, num_checkpoints: int, checkpoint_bytes: int) -> No
     held = sum(
         path.stat().st_size for path in (run_dir / "checkpoints").rglob("*") if path.is_file()
     )
-    free = shutil.disk_usage(run_dir).free
+    there = next(path for path in (run_dir, *run_dir.absolute().parents) if path.is_dir())
+    free = shutil.disk_usage(there).free
     if num_checkpoints * checkpoint_bytes > free + held:
         raise UserError(
             f"run_dir {run_dir} has {_gigabytes(free)} free, and {num_checkpoints} checkpoints of "

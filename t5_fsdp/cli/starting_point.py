@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from t5_fsdp.checkpoint.format import RunState, is_checkpoint, read_state
+from t5_fsdp.checkpoint.format import RunState, check_content, is_checkpoint, read_state
 from t5_fsdp.checkpoint.manager import StoredWeights
 from t5_fsdp.cli import run_folder
 from t5_fsdp.config import Config, to_dict, width_multiple
@@ -32,6 +32,7 @@ from t5_fsdp.model.build import (
     resolve_spec,
 )
 from t5_fsdp.model.pretrained import InitialWeights, initial_weights
+from t5_fsdp.parallel.compilation import compilation_problem
 from t5_fsdp.parallel.mesh import mesh_problems
 from t5_fsdp.parallel.precision import precision_warnings
 from t5_fsdp.training.trainer import total_steps
@@ -90,7 +91,11 @@ class StartingPoint:
         Raises:
             UserError: they are not to be had or not the model's, or don't fit into memory.
         """
-        if self.source is None or isinstance(self.source, Path):
+        if self.source is None:
+            return
+        if isinstance(self.source, Path):
+            checkpoint = self.source
+            world.on_rank_zero(lambda: check_content(checkpoint))
             return
         opening = self.source
 
@@ -121,7 +126,10 @@ def find_start(
         UserError: the checkpoint belongs to other data, another tokenizer, model shape or
             optimizer; the model options are wrong; an example exceeds micro_batch_tokens.
     """
-    if problems := mesh_problems(config.parallel, world):
+    problems = mesh_problems(config.parallel, world)
+    if problem := compilation_problem(config.parallel, world.device):
+        problems.append(problem)
+    if problems:
         raise UserError(*problems)
     tokenizer = load_tokenizer(str(prepared.tokenizer_directory))
     hashes = _Hashes(_data_hash(config, prepared), tokenizer_digest(tokenizer))

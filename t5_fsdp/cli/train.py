@@ -73,6 +73,7 @@ def _check(config: Config, session: Session, world: World) -> None:
     start = find_start(config, world, prepared, resume)
     for warning in start.warnings:
         session.console.warn(warning)
+    world.on_rank_zero(lambda: _check_room(start, config))
     model = build_on_meta(start.spec)
     _explain(model, config, session, world)
     session.console.say(
@@ -103,6 +104,7 @@ def _run(config: Config, session: Session, world: World) -> None:
     if start.is_finished:
         _say_finished(start, session, world, run_dir)
     else:
+        world.on_rank_zero(lambda: _check_room(start, config))
         _train_from(start, config, session, world, prepared)
     for held in lock:
         held.release()
@@ -126,7 +128,6 @@ def _train_from(
     start: StartingPoint, config: Config, session: Session, world: World, prepared: PreparedData
 ) -> None:
     from t5_fsdp.checkpoint.manager import CheckpointManager
-    from t5_fsdp.checkpoint.retention import Retention
     from t5_fsdp.model.flops import T5Shape
     from t5_fsdp.parallel.engine import check_optimizer
     from t5_fsdp.parallel.mesh import shard_index
@@ -146,20 +147,14 @@ def _train_from(
         shard=shard_index(config.parallel, world),
     )
     check_optimizer(optimizer, engine.model)
-    retention = Retention(
-        keep_last=config.checkpoint.keep_last,
-        keep_best=config.checkpoint.keep_best,
-        best_metric=config.evaluation.best_metric,
-        keep_every=config.checkpoint.keep_every,
-    )
     checkpoints = CheckpointManager(
         run_dir,
         world,
-        retention=retention,
+        retention=_retention(config),
+        timeout_seconds=config.train.collective_timeout_seconds,
         background=config.checkpoint.async_save,
         warn=session.console.warn,
     )
-    world.on_rank_zero(lambda: _check_room(run_dir, start, config, retention))
     if start.resume is not None:
         checkpoints.load(start.resume, engine.model, optimizer)
     # What fails before leaves the folder as it was.
@@ -174,7 +169,6 @@ def _train_from(
             checkpoint=config.checkpoint,
             evaluation=config.evaluation,
             logging=config.logging,
-            compiles=config.parallel.compile,
         ),
         run_dir=run_dir,
         world=world,
@@ -196,18 +190,39 @@ def _train_from(
     session.console.say(f"done: {start.last_step} steps; the run is in {run_dir}")
 
 
-def _check_room(run_dir: Path, start: StartingPoint, config: Config, retention: Retention) -> None:
+def _retention(config: Config) -> Retention:
+    from t5_fsdp.checkpoint.retention import Retention
+
+    return Retention(
+        keep_last=config.checkpoint.keep_last,
+        keep_best=config.checkpoint.keep_best,
+        best_metric=config.evaluation.best_metric,
+        keep_every=config.checkpoint.keep_every,
+    )
+
+
+def _check_room(start: StartingPoint, config: Config) -> None:
     """Raises UserError when the disk can't hold the checkpoints that are to be kept."""
     from t5_fsdp.checkpoint.retention import check_room
     from t5_fsdp.model.build import build_on_meta
     from t5_fsdp.training.optimizer import state_bytes
 
-    every = config.checkpoint.every_steps
-    num_saves = 1 if every is None else -(-start.last_step // every) + 1
+    every, validated = config.checkpoint.every_steps, config.evaluation.every_steps
+    best_at_others = (
+        start.has_validation
+        and config.checkpoint.keep_best > 0
+        and validated is not None
+        and (every is None or validated % every != 0)
+    )
+    at_others = best_at_others or config.checkpoint.every_minutes is not None
     parameters = list(build_on_meta(start.spec).parameters())
     trained = sum(p.numel() for p in parameters if p.requires_grad)
     size = 4 * sum(p.numel() for p in parameters) + state_bytes(config.optimizer) * trained
-    check_room(run_dir, retention.most_at_once(start.last_step, num_saves), size)
+    check_room(
+        Path(config.run_dir),
+        _retention(config).most_at_once(start.last_step, every, at_others),
+        size,
+    )
 
 
 def _say_start(start: StartingPoint, session: Session) -> None:

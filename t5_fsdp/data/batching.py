@@ -557,10 +557,12 @@ def check_longest(
     totals = source + round_up(split.target_lengths, width_multiple)
     worst = int(totals.argmax()) if len(totals) else 0
     if len(totals) and totals[worst] > micro_batch_tokens:
+        rounded = f", in multiples of {width_multiple}" if width_multiple > 1 else ""
         raise UserError(
-            f"row {worst} of the {name} split has {int(totals[worst])} tokens (source + target), "
-            f"more than train.micro_batch_tokens ({micro_batch_tokens}); raise it to at least "
-            f"{int(totals[worst])}, or lower data.max_source_tokens or data.max_target_tokens"
+            f"row {worst} of the {name} split has {int(totals[worst])} tokens (source + "
+            f"target{rounded}), more than train.micro_batch_tokens ({micro_batch_tokens}); raise "
+            f"it to at least {int(totals[worst])}, or lower data.max_source_tokens or "
+            "data.max_target_tokens"
         )
 
 

@@ -109,15 +109,20 @@ def _biased_mask(
         mask: bool [batch, 1, query, key].
         past: tokens decoded before.
     """
-    keys = mask.shape[-1]
-    padded = _pad_rows(mask)
     # A copy, as in transformers: a cache may change the length in place.
     past = past.clone() if isinstance(past, torch.Tensor) else past
     bias = attention.compute_bias(
-        queries, padded.shape[-1], device=mask.device, past_seen_tokens=past
+        queries, mask.shape[-1], device=mask.device, past_seen_tokens=past
     )
-    bias = bias.to(dtype)
-    return torch.where(padded, bias, torch.finfo(dtype).min)[..., :keys]
+    return _sum(bias.to(dtype), mask)
+
+
+def _sum(bias: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """[batch, heads, query, key] of a bias [1, heads, query, key], laid out as CUDA likes it."""
+    # transformers' bias has its heads innermost, which `where` would keep.
+    rows = _pad_rows(bias.contiguous())
+    total = torch.where(_pad_rows(mask), rows, torch.finfo(bias.dtype).min)
+    return total[..., : mask.shape[-1]]
 
 
 def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -127,10 +132,10 @@ def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.where(padded, zeros, torch.finfo(dtype).min)[..., : mask.shape[-1]]
 
 
-def _pad_rows(mask: torch.Tensor) -> torch.Tensor:
-    if mask.device.type != "cuda":
-        return mask
-    return F.pad(mask, (0, -mask.shape[-1] % _ALIGNMENT))
+def _pad_rows(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.device.type != "cuda":
+        return tensor
+    return F.pad(tensor, (0, -tensor.shape[-1] % _ALIGNMENT))
 
 
 def _compute_dtype(states: torch.Tensor) -> torch.dtype:
@@ -178,10 +183,11 @@ def _attend_with_own_bias(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """As `_attend_with_shared_bias`, of a layer whose bias nobody else uses."""
+    assert attention_mask is not None  # `_mask` always makes one
     bias = attention_mask
-    if module.has_relative_attention_bias and attention_mask is not None:
+    if module.has_relative_attention_bias:
         assert position_bias is not None
-        bias = torch.where(attention_mask, position_bias, torch.finfo(position_bias.dtype).min)
+        bias = _sum(position_bias, attention_mask)
     return _attend(query, key, value, bias, dropout, scaling), None
 
 

@@ -12,6 +12,7 @@ configuration alone would tie them by accident, so here that fact is read off th
 from __future__ import annotations
 
 import contextlib
+import copy
 import difflib
 import json
 from collections.abc import Iterator, Mapping
@@ -93,8 +94,9 @@ def build_on_meta(spec: ModelSpec, attention: str = "sdpa") -> PreTrainedModel:
     attention_module.register()
     chosen = attention_module.implementation(spec.config.model_type, attention)
     with torch.device("meta"):
+        # A copy: the attention is noted in it, and other models are built from the same.
         model = AutoModelForSeq2SeqLM.from_config(
-            spec.config, dtype=torch.float32, attn_implementation=chosen
+            copy.deepcopy(spec.config), dtype=torch.float32, attn_implementation=chosen
         )
     attention_module.install(model)
     if spec.own_head:

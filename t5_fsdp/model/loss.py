@@ -62,7 +62,9 @@ def target_loss(
         (objective, with gradients for `states` and `weight`; cross-entropy, without). Both are
         exactly 0, with gradients of 0, when there are no targets.
     """
-    return _TargetLoss.apply(states, weight, targets, options, bias)
+    # Inside the function gradients are off, whether anybody wants them or not.
+    wants_gradients = torch.is_grad_enabled()
+    return _TargetLoss.apply(states, weight, targets, options, bias, wants_gradients)
 
 
 class _TargetLoss(torch.autograd.Function):
@@ -76,10 +78,11 @@ class _TargetLoss(torch.autograd.Function):
         targets: torch.Tensor,
         options: LossOptions,
         bias: torch.Tensor | None,
+        wants_gradients: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         dtype = _compute_dtype(states)
         head = weight.detach().to(dtype)
-        wants_states, wants_weight = ctx.needs_input_grad[:2]
+        wants_states, wants_weight = (wants_gradients and w for w in ctx.needs_input_grad[:2])
         sums = torch.zeros(2, device=states.device)
         states_gradient = torch.zeros_like(states) if wants_states else None
         weight_gradient: torch.Tensor | None = None
@@ -117,7 +120,7 @@ class _TargetLoss(torch.autograd.Function):
             None if saved is None else (saved.float() * gradients[0]).to(saved.dtype)
             for saved in ctx.saved_tensors
         )
-        return *made, None, None, None
+        return *made, None, None, None, None
 
 
 def _add(total: torch.Tensor | None, part: torch.Tensor) -> torch.Tensor:

@@ -43,7 +43,7 @@ def apply(model: nn.Module, options: ParallelConfig) -> None:
 
     Args:
         model: not yet sharded.
-        options: activation_checkpointing, its stack and its every_blocks.
+        options: activation_checkpointing, activation_checkpointing_stack and _every.
 
     Raises:
         UserError: there is no such block.

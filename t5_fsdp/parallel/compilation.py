@@ -60,8 +60,10 @@ def compilation_problem(options: ParallelConfig, device: torch.device) -> str | 
 
 def num_compilations() -> int:
     """Graphs that this process has compiled so far."""
-    from torch._dynamo.utils import counters  # named in torch.compile's troubleshooting guide
-
+    try:
+        from torch._dynamo.utils import counters  # named in torch.compile's troubleshooting guide
+    except ImportError:
+        return 0  # it is a line of the log
     return int(counters["stats"]["unique_graphs"])
 
 

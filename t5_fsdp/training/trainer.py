@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from t5_fsdp.checkpoint.format import RunState, complete_checkpoints
+from t5_fsdp.checkpoint.format import RunState, complete_checkpoints, is_checkpoint
 from t5_fsdp.checkpoint.manager import CheckpointManager, SavedCheckpoint
 from t5_fsdp.checkpoint.retention import best_steps
 from t5_fsdp.config import (
@@ -48,11 +48,7 @@ class NonFiniteError(Exception):
 
 @dataclass(frozen=True)
 class LoopOptions:
-    """The sections of the configuration that the loop reads.
-
-    Attributes:
-        compiles: the model's blocks are compiled as they are met.
-    """
+    """The sections of the configuration that the loop reads."""
 
     seed: int
     parallel: ParallelConfig
@@ -62,7 +58,6 @@ class LoopOptions:
     checkpoint: CheckpointConfig
     evaluation: EvaluationConfig
     logging: LoggingConfig
-    compiles: bool = False
 
     @property
     def skip_limit(self) -> int:
@@ -147,8 +142,10 @@ class Trainer:
         self._scale = LossScale(initial_loss_scale(options.parallel), state.loss_scale)
         self._metrics = MetricsFile(run_dir / "metrics.jsonl" if world.is_main else None)
         self._last = total_steps(batches.steps_per_epoch, options.train)
+        # A run that branches off has not got the checkpoint it starts from.
+        own = state.step > 0 and is_checkpoint(checkpoints.path(state.step))
         # Of these the first is being written, or is; the second has its COMPLETE (on rank 0).
-        self._begun_step = self._saved_step = state.step if state.step else None
+        self._begun_step = self._saved_step = state.step if own else None
         checkpoints.on_saved = self._note_saved
         self._last_save_began = time.monotonic()
         self._num_compilations = 0
@@ -336,7 +333,7 @@ class Trainer:
         loss = "not finite" if row["loss"] is None else f"{row['loss']:.3f}"
         progress.note(f"(to step {batch.step}: loss {loss}, {speed})")
         self._window = Window()
-        if self._options.compiles:
+        if self._options.parallel.compile:
             self._say_compilations(batch.step)
 
     def _say_compilations(self, step: int) -> None:

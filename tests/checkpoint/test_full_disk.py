@@ -55,7 +55,7 @@ def test_room_is_compared_with_the_need_before_the_first_step(
     code, _, err = pools(2).command("train", [*argv, "--run_dir", str(run_dir)])
     assert code == 2
     assert err.startswith("error: ") and len(err.strip().splitlines()) == 1, err
-    assert "6 checkpoints of" in err and "checkpoint.keep_last" in err
+    assert "5 checkpoints of" in err and "checkpoint.keep_last" in err
     assert not (run_dir / "metrics.jsonl").exists()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from t5_fsdp.checkpoint.format import RunState, complete_checkpoints
+from t5_fsdp.checkpoint.format import RunState, check_content, complete_checkpoints
 from t5_fsdp.checkpoint.manager import read_weights
 from t5_fsdp.checkpoint.retention import Retention, best_steps, check_room, prune
 from t5_fsdp.errors import UserError
@@ -70,10 +70,12 @@ def test_multiples_stay(tmp_path: Path) -> None:
 
 def test_the_room_that_the_kept_ones_need(tmp_path: Path) -> None:
     kept = Retention(keep_last=2, keep_best=1, best_metric="rouge1")
-    assert kept.most_at_once(last_step=1000, num_saves=11) == 4
-    assert kept.most_at_once(last_step=1000, num_saves=1) == 1
-    every = Retention(keep_last=2, keep_best=1, best_metric="rouge1", keep_every=100)
-    assert every.most_at_once(last_step=1000, num_saves=50) == 14
+    assert kept.most_at_once(1000, 100, at_others=False) == 4
+    assert kept.most_at_once(1000, None, at_others=False) == 1
+    assert kept.most_at_once(1000, None, at_others=True) == 4
+    every = Retention(keep_last=2, keep_best=1, best_metric="rouge1", keep_every=200)
+    assert every.most_at_once(1000, 20, at_others=False) == 9
+    assert every.most_at_once(10000, 500, at_others=False) == 4 + 10
     check_room(tmp_path, 4, 1000)
     with pytest.raises(UserError, match=r"4 checkpoints of 1e\+06 GB .* need 4e\+06 GB"):
         check_room(tmp_path, 4, 10**15)
@@ -243,6 +245,34 @@ def lose_files_of_step(argv: list[str], step: int) -> Any:
         return run_command("train", argv)
     finally:
         manager.write_complete = write
+
+
+def lose_scores(argv: list[str]) -> Any:
+    """On a rank of the pool: train, while no scores can be written beside a checkpoint."""
+    from t5_fsdp.checkpoint import manager
+    from tests.workers import run_command
+
+    write = manager.write_json
+
+    def fail(path: Path, value: Any) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    manager.write_json = fail  # type: ignore[assignment]
+    try:
+        return run_command("train", argv)
+    finally:
+        manager.write_json = write
+
+
+def test_what_fails_after_complete_does_not_cost_the_checkpoint(
+    pools: Any, corpus: Path, tmp_path: Path
+) -> None:
+    options = {"train.max_steps": 4, "checkpoint.every_steps": 2, "evaluation.every_steps": 2}
+    argv = tiny_options(corpus, tmp_path / "run", **options)
+    pools(2).run(lose_scores, argv)
+    for folder in complete_checkpoints(tmp_path / "run"):
+        assert check_content(folder)
+    assert "step-00000002" in left(tmp_path / "run")
 
 
 def test_a_save_that_fails_beside_training_is_told_soon(

@@ -117,11 +117,29 @@ def test_autocast_keeps_to_the_low_precision(family: str) -> None:
 
 def test_a_source_without_padding_has_a_mask_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     # transformers would look whether it is needed, for which a GPU has to be waited for.
-    model = build("t5", "sdpa")
-    ids = torch.full((2, 5), 7)
-    whole = model(input_ids=ids, decoder_input_ids=ids[:, :3], use_cache=False).logits
-    given = {"attention_mask": torch.ones_like(ids), "decoder_input_ids": ids[:, :3]}
-    torch.testing.assert_close(model(input_ids=ids, **given, use_cache=False).logits, whole)
+    full = batch()
+    full["attention_mask"] = torch.ones_like(full["attention_mask"])
+    monkeypatch.setitem(globals(), "batch", lambda: full)
+    seen = biases_of_a_forward(monkeypatch, build("t5", "sdpa"))
+    assert len(seen) == 3 * LAYERS and all(bias is not None for bias in seen)
+
+
+@pytest.mark.parametrize("family", ["t5", "umt5"])
+def test_the_bias_lies_as_fused_kernels_want_it(
+    monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    # With another order of dimensions CUDA's would copy it in each layer.
+    seen = biases_of_a_forward(monkeypatch, build(family, "sdpa"))
+    assert all(bias.stride(-1) == 1 for bias in seen)
+    assert all(bias.stride(-2) >= bias.shape[-1] for bias in seen if bias.shape[-2] > 1)
+
+
+def test_a_model_does_not_change_the_attention_of_another_one() -> None:
+    described = spec("t5")
+    weights = draw_weights(described, seed=1)
+    first = build_with_weights(described, weights, "eager")
+    build_with_weights(described, weights, "sdpa")
+    assert first.config._attn_implementation == "eager"
 
 
 def test_another_forward_of_attention_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

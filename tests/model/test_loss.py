@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from t5_fsdp.data.batching import IGNORED_LABEL, SpecialIds, collate
+from t5_fsdp.model import loss as loss_module
 from t5_fsdp.model.forward import attach_loss
 from t5_fsdp.model.loss import LossOptions, target_loss
 from tests.model.test_attention import FAMILIES, build
@@ -89,6 +90,22 @@ def test_a_frozen_head_gets_no_gradient() -> None:
     weight.requires_grad_(False)
     target_loss(states, weight, targets, LossOptions(chunk_rows=4))[0].backward()
     assert weight.grad is None and states.grad is not None
+
+
+def test_without_gradients_none_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    chunk = loss_module._chunk
+
+    def record(*args: Any) -> Any:
+        made.append(args[-1])
+        return chunk(*args)
+
+    monkeypatch.setattr(loss_module, "_chunk", record)
+    states, weight, targets = tensors()
+    with torch.no_grad():
+        target_loss(states, weight, targets, LossOptions())
+    target_loss(states, weight, targets, LossOptions())
+    assert made == [False, True]
 
 
 def test_a_bias_is_added_to_the_logits() -> None:

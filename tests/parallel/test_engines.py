@@ -256,7 +256,17 @@ MODES: list[tuple[int, dict[str, Any]]] = [
     ],
 )
 @pytest.mark.parametrize(
-    ("world_size", "parallel"), MODES, ids=["-".join(map(str, (r, *o.values()))) for r, o in MODES]
+    ("world_size", "parallel"),
+    [
+        pytest.param(
+            ranks,
+            options,
+            id="-".join(map(str, (ranks, *options.values()))),
+            # Many small units take their time; two ranks show what there is to see.
+            marks=[pytest.mark.long] if "wrap" in options and ranks != 2 else [],
+        )
+        for ranks, options in MODES
+    ],
 )
 def test_an_engine_equals_plain_pytorch(
     pools: Any, world_size: int, parallel: dict[str, Any], checkpointing: str, own_head: bool
@@ -361,14 +371,17 @@ def test_bytes_of_a_rank_are_its_share(
         assert mean == pytest.approx(times * whole / share, rel=0.02), name
 
 
-def test_bf16_stays_near_float32(pools: Any) -> None:
-    for engine in ("fsdp2", "fsdp1", "ddp"):
-        losses, _, _ = plain(False, "sgd", 50)
-        options = {"engine": engine, "param_dtype": "bf16"}
-        [found, _] = pools(2).run(train, options, False, "sgd", 50)
-        assert found[0] == pytest.approx(losses, rel=0.02)
-        assert losses[-1] < 0.9 * losses[0]
-        assert not math.isclose(found[0][-1], losses[-1], rel_tol=1e-6)
+@pytest.mark.parametrize(
+    "engine",
+    ["fsdp2", *(pytest.param(name, marks=pytest.mark.long) for name in ("fsdp1", "ddp"))],
+)
+def test_bf16_stays_near_float32(pools: Any, engine: str) -> None:
+    losses, _, _ = plain(False, "sgd", 50)
+    options = {"engine": engine, "param_dtype": "bf16"}
+    [found, _] = pools(2).run(train, options, False, "sgd", 50)
+    assert found[0] == pytest.approx(losses, rel=0.02)
+    assert losses[-1] < 0.9 * losses[0]
+    assert not math.isclose(found[0][-1], losses[-1], rel_tol=1e-6)
 
 
 @pytest.mark.parametrize("engine", ["fsdp2", "fsdp1"])

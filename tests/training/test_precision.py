@@ -272,7 +272,7 @@ def test_a_bad_batch_is_skipped_and_spoils_nothing(
     assert code == 1 and f"step {bad}: " in err and "in a row" not in err
 
 
-def test_old_checkpoints_know_nothing_of_a_scale() -> None:
+def test_a_state_without_a_scale_starts_anew() -> None:
     from t5_fsdp.checkpoint.format import RunState
 
     fields = {"step": 3, "model": {}, "data_hash": "", "tokenizer_hash": "", "plan": {},

@@ -430,6 +430,8 @@ _MAXIMUM: dict[str, float] = {
     "train.width_multiple": 1024,
     "train.label_smoothing": 0.99,
     "parallel.initial_loss_scale": 2**32,
+    "model.lora_alpha": 1e6,
+    "train.z_loss": 1.0,
 }
 _LARGEST = 2**31 - 1  # of every other whole number
 # These must be larger than zero: a run with none of it does nothing.
@@ -561,6 +563,11 @@ def _combination_problems(config: Config) -> list[str]:
             "data.streaming, then give its folder"
         )
     every, keep_every = config.checkpoint.every_steps, config.checkpoint.keep_every
+    if keep_every is not None and every is None and config.checkpoint.every_minutes is None:
+        problems.append(
+            "checkpoint.keep_every needs checkpoint.every_steps (or every_minutes): without them "
+            "there is only the last checkpoint; set it to null"
+        )
     if keep_every is not None and every is not None and keep_every % every:
         problems.append(
             f"checkpoint.keep_every {keep_every} is no multiple of checkpoint.every_steps {every}: "
@@ -747,6 +754,11 @@ def _parallel_problems(parallel: ParallelConfig) -> list[str]:
         problems.append(
             "parallel.compile is for parallel.wrap: block: a unit inside a compiled block would be "
             "gathered in the middle of it; set parallel.wrap: block, or parallel.compile: false"
+        )
+    if engine == "fsdp1" and parallel.forward_prefetch > 1:
+        problems.append(
+            f"parallel.forward_prefetch is {parallel.forward_prefetch}; parallel.engine: fsdp1 "
+            "knows 0 and 1"
         )
     if parallel.compile_backend != ParallelConfig.compile_backend and not parallel.compile:
         problems.append(

@@ -41,6 +41,11 @@ def _export(argv: Sequence[str], session: Session) -> None:
 
     chosen = run_folder.find_checkpoint(folder, "--checkpoint", config.evaluation.best_metric)
     output = Path(layers.own["output"])
+    if layers.own["adapter_only"] and config.model.name is None:
+        session.console.warn(
+            "the adapter's base has random weights of this run and no name: the exported adapter "
+            "fits no model elsewhere; export without --adapter_only"
+        )
     if layers.own["adapter_only"]:
         export_adapter(chosen, output, config.model)
     else:

@@ -70,8 +70,8 @@ def find_model(layers: Layers, option: str, name: str) -> FoundModel:
     """Tell our checkpoints and run folders from Hugging Face folders and Hub ids.
 
     Raises:
-        UserError: a folder that is none of these, an adapter without its base, or --config is
-            missing for a model that was not exported here.
+        UserError: a folder that is none of these, an adapter without its base, --config is missing
+            for a model that was not exported here, or another --model option than a checkpoint has.
     """
     from t5_fsdp.checkpoint.export import exported_options
     from t5_fsdp.checkpoint.format import step_of
@@ -87,8 +87,10 @@ def find_model(layers: Layers, option: str, name: str) -> FoundModel:
     ours = step_of(folder) is not None or (folder / "checkpoints").is_dir()
     if ours or (looks_like_path and not is_hf):
         checkpoint = run_folder.find_checkpoint(folder, option)
-        return FoundModel(name, option, checkpoint, run_folder.read_config_dict(checkpoint))
-    base: dict[str, Any] = dict(exported_options(folder))
+        base = run_folder.read_config_dict(checkpoint)
+        _check_model_flags(layers.flags.get("model", {}), base.get("model", {}), checkpoint)
+        return FoundModel(name, option, checkpoint, base)
+    base = dict(exported_options(folder))
     if not layers.files and not base:
         what = (
             "a Hugging Face folder" if is_hf else "no folder here, so a Hub id or a misspelt path"
@@ -98,6 +100,21 @@ def find_model(layers: Layers, option: str, name: str) -> FoundModel:
             "FILE.yaml too, for the data and the generation settings"
         )
     return FoundModel(name, option, None, base)
+
+
+def _check_model_flags(flags: dict[str, Any], stored: dict[str, Any], checkpoint: Path) -> None:
+    """Raises UserError for a model option that the checkpoint's model can't follow.
+
+    Its weights are what they are: the answer would be about another model than was asked for.
+    """
+    problems = [
+        f"--model.{name} {value} can't be given with {checkpoint}, which was trained with "
+        f"{stored[name]}; leave it out"
+        for name, value in flags.items()
+        if name != "attention" and name in stored and stored[name] != value
+    ]
+    if problems:
+        raise UserError(*problems)
 
 
 def load_model(found: FoundModel, config: Config, device: torch.device) -> LoadedModel:

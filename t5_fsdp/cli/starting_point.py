@@ -143,7 +143,7 @@ def find_start(
         _compare_optimizer(config, resume)
         spec = _resumed_spec(config, tokenizer, old, resume)
     check_model(spec, config.model.attention)
-    check_positions(spec.config, _longest(config))
+    check_positions(spec.config, _longest(config), width_multiple(config))
     validation = prepared.split("validation")
     if validation is not None:
         limit = config.train.micro_batch_tokens
@@ -238,7 +238,13 @@ def choose_model(
     if config.model.init == "random":
         return spec, partial(initial_weights, config.model, spec, config.seed)
     both = stored.adapter is not None and spec.adapter is not None
-    _check_same_shape(stored, spec, f"model.name: {name}", adapter=both)
+    _check_same_shape(
+        stored,
+        spec,
+        f"model.name: {name}",
+        "give its model options; of an adapter, or export it merged and give that folder",
+        adapter=both,
+    )
     if both or stored.adapter is spec.adapter:
         return spec, Path(name)
     return spec, partial(_change_adapter, Path(name), stored.adapter, spec, config.seed)
@@ -259,7 +265,7 @@ def _branch(config: Config, old: RunState | None) -> str | None:
 
 
 def _check_same_shape(
-    stored: ModelSpec, asked: ModelSpec, holder: str, *, adapter: bool = True
+    stored: ModelSpec, asked: ModelSpec, holder: str, remedy: str, *, adapter: bool = True
 ) -> None:
     """Raises UserError when `holder`'s weights would not fit the model that is asked for.
 
@@ -273,11 +279,13 @@ def _check_same_shape(
     pairs.append(("an output head of its own", stored.own_head, asked.own_head))
     if adapter:
         pairs += _adapter_pairs(stored.adapter, asked.adapter)
+    if stored.config.model_type != asked.config.model_type:
+        pairs = pairs[:1]  # the others have other names
     differences = [f"{name} is {there} there and {now} now" for name, there, now in pairs
                    if there != now]  # fmt: skip
     if differences:
         raise UserError(
-            f"{holder} holds a model of another shape; give another run_dir or its model options",
+            f"{holder} holds another model than the options ask for; {remedy}",
             *differences,
         )
 
@@ -373,7 +381,9 @@ def _resumed_spec(
     if not {"tie_word_embeddings", "scale_decoder_outputs"} & set(config.model.config):
         # What the options do not say was read off the weights.
         asked.own_head = old.spec.own_head
-    _check_same_shape(old.spec, asked, str(folder))
+    _check_same_shape(
+        old.spec, asked, str(folder), "give its model options, or another run_dir to start anew"
+    )
     return asked
 
 

@@ -309,6 +309,8 @@ def _build_engine(start: StartingPoint, config: Config, session: Session, world:
         f"attention {describe(model)}"
     )
     _explain(model, config, session, world)
+    if config.parallel.compile:
+        session.console.say("blocks are compiled when they are met first, which takes its time")
     train = config.train
     attach_loss(model, LossOptions(train.label_smoothing, train.z_loss, train.loss_chunk_rows))
     engine = parallelize(model, config.parallel, world)

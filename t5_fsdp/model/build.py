@@ -310,6 +310,11 @@ def _read_raw_config(name: str, revision: str | None) -> dict[str, Any]:
     if name.startswith((".", "/", "~")) and not folder.is_dir():
         raise UserError(f"model.name: there is no folder {name}; check the path")
     if folder.is_dir() and not (folder / "config.json").is_file():
+        if (folder / "checkpoints").is_dir():
+            raise UserError(
+                f"model.name: {name} is a run's folder; give one of its checkpoints, "
+                f"{folder / 'checkpoints'}/step-..."
+            )
         if (folder / "adapter_config.json").is_file():
             raise UserError(
                 f"model.name: {name} holds a PEFT adapter alone; give the model that it belongs "
@@ -408,11 +413,12 @@ def _type_problems(
     return problems
 
 
-def check_positions(config: PretrainedConfig, lengths: dict[str, int]) -> None:
+def check_positions(config: PretrainedConfig, lengths: dict[str, int], multiple: int = 1) -> None:
     """Refuse lengths for which the model has no positions; a T5's are relative, without an end.
 
     Args:
         lengths: the most tokens that the model will be given, by the option that says so.
+        multiple: of which they are multiples, where they are rounded up.
 
     Raises:
         UserError: naming each option that is too large.
@@ -420,9 +426,10 @@ def check_positions(config: PretrainedConfig, lengths: dict[str, int]) -> None:
     if "max_position_embeddings" not in _family_defaults(config.model_type):
         return
     limit = config.max_position_embeddings
+    fits = limit // multiple * multiple
     problems = [
         f"{name} is {length}, but this {config.model_type} has positions for {limit} tokens "
-        f"(max_position_embeddings); set it to {limit} or less"
+        f"(max_position_embeddings); set it to {fits} or less"
         for name, length in lengths.items()
         if length > limit
     ]

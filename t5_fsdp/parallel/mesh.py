@@ -57,7 +57,7 @@ def mesh_problems(options: ParallelConfig, world: World) -> list[str]:
         elif size // replicas < 2:
             problems.append(
                 f"{name} leaves each of the {size} ranks a copy of its own, with nothing to "
-                "shard; give fewer replicas, or use parallel.engine: ddp"
+                "shard; use parallel.engine: ddp, or more ranks with fewer replicas"
             )
         elif replicas < 2:
             problems.append(
@@ -76,8 +76,12 @@ def mesh_problems(options: ParallelConfig, world: World) -> list[str]:
         and not isinstance(reshard, bool)
         and (reshard < 2 or reshard >= size or size % reshard)
     ):
+        divisors = [str(number) for number in range(2, size) if size % number == 0]
+        remedy = (
+            f"give {' or '.join(divisors)}, true or false" if divisors else "give true or false"
+        )
         problems.append(
-            f"parallel.reshard_after_forward {reshard} is no divisor of the {size} ranks that "
-            "share a copy, between 1 and all of them; give one, or true or false"
+            f"parallel.reshard_after_forward {reshard} has to divide the {size} ranks that share a "
+            f"copy, and lie between 1 and all of them; {remedy}"
         )
     return problems

@@ -148,7 +148,7 @@ class Trainer:
         self._begun_step = self._saved_step = state.step if own else None
         checkpoints.on_saved = self._note_saved
         self._last_save_began = time.monotonic()
-        self._num_compilations = 0
+        self._num_compilations = self._num_skipped = 0
         self._board = _TensorBoard(run_dir, world.is_main and options.logging.tensorboard)
 
     def run(self) -> None:
@@ -166,6 +166,8 @@ class Trainer:
             self._checkpoints.settle(_SETTLE_SECONDS)
             raise
         self._board.close()
+        if self._num_skipped:
+            self._console.warn(f"{self._num_skipped} steps of this launch were skipped")
         self._status("finished", f"trained {self._last} steps")
 
     def _run(self) -> None:
@@ -229,6 +231,7 @@ class Trainer:
             self._checkpoints.wait()
             raise NonFiniteError(self._describe_non_finite(batch, result, skipped))
         self._state.skipped_in_a_row = skipped
+        self._num_skipped += 1
         scale = f" at loss scale {result.loss_scale:g}" if self._scale.is_dynamic else ""
         self._console.warn(
             f"step {batch.step} is skipped, its loss or gradient is not finite{scale} ({skipped} "
@@ -265,7 +268,10 @@ class Trainer:
             streak = f", {in_a_row} steps in a row (train.skip_nonfinite_steps allows {limit})"
         remedy = "Lower optimizer.lr or look at these rows"
         if self._options.parallel.uses_fp16:
-            remedy = f"Set parallel.param_dtype: bf16. {remedy}"
+            remedy = (
+                "Lower parallel.initial_loss_scale, raise train.skip_nonfinite_steps, or set "
+                f"parallel.param_dtype and reduce_dtype to bf16 or fp32. {remedy}"
+            )
         return (
             f"step {batch.step}: loss {result.loss_sum / batch.target_tokens} and gradient norm "
             f"{result.grad_norm} are not both finite{streak}; the weights were left as they were. "

@@ -40,6 +40,18 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("parallel.compile", "wrap: block"),
     ),
     "not honoured yet": ({"logging.wandb": "true"}, ("logging.wandb", "false")),
+    "kept at steps without a checkpoint": (
+        {"checkpoint.keep_every": 3, "checkpoint.every_steps": 2},
+        ("checkpoint.keep_every 3", "every_steps 2", "multiple"),
+    ),
+    "kept without any checkpoint": (
+        {"checkpoint.keep_every": 3, "checkpoint.every_steps": "null"},
+        ("checkpoint.keep_every", "checkpoint.every_steps", "null"),
+    ),
+    "prefetch that FSDP1 does not know": (
+        {"parallel.engine": "fsdp1", "parallel.forward_prefetch": 5},
+        ("parallel.forward_prefetch is 5", "0 and 1"),
+    ),
     "example above the limit": ({"train.micro_batch_tokens": 20}, ("micro_batch_tokens", "20")),
     "Hub name without network": (
         {"model.name": "google-t5/t5-small", "model.init": "pretrained", "model.config": "{}"},
@@ -203,7 +215,7 @@ def test_other_data_and_other_shape_cannot_resume(pools: Any, corpus: Path, tmp_
         pools,
         "train",
         [*options, "--model.config", '{"d_model": 64}'],
-        "another shape",
+        "holds another model",
         "d_model is 32 there and 64 now",
         lines=7,
     )

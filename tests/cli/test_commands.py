@@ -84,6 +84,13 @@ def test_exported_folder_gives_the_logits_of_the_checkpoint(trained: Path, expor
         )
 
 
+def test_a_checkpoint_keeps_its_model(pools: Any, trained: Path) -> None:
+    argv = ["--checkpoint", trained, "--model.lora_rank", 2, "--model.adapter", "lora"]
+    code, _, err = pools(1).command("eval_rouge", argv)
+    assert code == 2 and len(err.splitlines()) == 2
+    assert "--model.lora_rank 2" in err and "trained with 16" in err and "--model.adapter" in err
+
+
 def test_exported_folder_summarizes_by_itself_and_may_be_read_by_others(
     pools: Any, trained: Path, exported: Path, tmp_path: Path
 ) -> None:

@@ -77,8 +77,8 @@ def _check(config: Config, session: Session, world: World) -> None:
     model = build_on_meta(start.spec)
     _explain(model, config, session, world)
     session.console.say(
-        f"the configuration is sound: {_describe_parameters(model)}, {_describe_size(start)}, "
-        f"{start.last_step:,} in all; "
+        f"the configuration is sound: {_describe_parameters(model, start)}, "
+        f"{_describe_size(start)}, {start.last_step:,} in all; "
         + (f"it would go on from {resume}" if resume else "it would start at step 1")
     )
 
@@ -272,11 +272,11 @@ def _describe_size(start: StartingPoint) -> str:
     return f"{examples:,} training examples, {steps:,} steps an epoch"
 
 
-def _describe_parameters(model: Any) -> str:
+def _describe_parameters(model: Any, start: StartingPoint) -> str:
     from t5_fsdp.model.build import num_parameters
 
     count, trained = num_parameters(model), num_parameters(model, trained=True)
-    if trained == count:
+    if start.spec.adapter is None:
         return f"{count:,} parameters"
     return f"{count:,} parameters, of which an adapter's {trained:,} train ({trained / count:.2%})"
 
@@ -291,7 +291,9 @@ def _explain(model: Any, config: Config, session: Session, world: World) -> None
         )
         parts = find_trained_parts(model, config.parallel)
         if parts and config.parallel.engine == "fsdp1":
-            session.console.say(f"each of the adapter's {len(parts)} matrices in them is one too")
+            session.console.say(
+                f"each of the {len(parts)} modules in them that train beside frozen ones is one too"
+            )
 
 
 def _build_engine(start: StartingPoint, config: Config, session: Session, world: World) -> Engine:
@@ -304,7 +306,7 @@ def _build_engine(start: StartingPoint, config: Config, session: Session, world:
 
     model = build_on_meta(start.spec, config.model.attention)
     session.console.say(
-        f"{_describe_parameters(model)}, {world.world_size} x {_device_name(world)}, "
+        f"{_describe_parameters(model, start)}, {world.world_size} x {_device_name(world)}, "
         f"{config.parallel.engine} {config.parallel.param_dtype}, "
         f"attention {describe(model)}"
     )

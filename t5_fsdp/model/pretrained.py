@@ -192,7 +192,8 @@ def load_pretrained(options: ModelConfig, spec: ModelSpec) -> tuple[StateDict, b
     missing = set(report.get("missing_keys", ())) | {
         str(key) for key in report.get("mismatched_keys", ())
     }
-    missing -= _fixed_names(build_on_meta(spec))  # from_pretrained forgets which these are
+    # from_pretrained forgets which these are; beside an adapter everything is frozen.
+    missing -= _fixed_names(build_on_meta(spec.without_adapter()))
     if missing:
         raise UserError(
             f"the weights of model.name: {options.name} lack or misfit {len(missing)} tensors, "

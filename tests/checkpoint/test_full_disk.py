@@ -46,6 +46,7 @@ def train_unchecked(argv: list[str]) -> Any:
         retention.check_room = check
 
 
+@pytest.mark.parametrize("small_disk", ["900k"], indirect=True)
 def test_room_is_compared_with_the_need_before_the_first_step(
     pools: Any, corpus: Path, small_disk: Path, tmp_path: Path
 ) -> None:

@@ -119,7 +119,10 @@ def test_special_tokens_of_a_new_bart_are_the_tokenizers(corpus: Path) -> None:
             assert config.forced_eos_token_id == 1
 
 
-@pytest.mark.parametrize("first", ["fsdp2", "fsdp1", "ddp"])
+@pytest.mark.parametrize(
+    "first",
+    ["fsdp2", *(pytest.param(name, marks=pytest.mark.long) for name in ("fsdp1", "ddp"))],
+)
 def test_a_checkpoint_of_one_engine_goes_on_under_the_others(
     pools: Any, corpus: Path, tmp_path: Path, first: str
 ) -> None:

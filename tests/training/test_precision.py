@@ -143,7 +143,7 @@ def test_fp16_finds_its_scale_and_then_learns(pools: Any, corpus: Path, tmp_path
 @pytest.mark.parametrize(
     "engine",
     [
-        "fsdp2",
+        pytest.param("fsdp2", marks=pytest.mark.long),
         pytest.param("fsdp1", marks=pytest.mark.long),
         pytest.param("ddp", marks=pytest.mark.long),
     ],
@@ -176,14 +176,8 @@ def second_moment(run_dir: Path, step: int) -> torch.Tensor:
     return state["optimizer"]["state"]["shared.weight"][name]
 
 
-@pytest.mark.parametrize(
-    "engine",
-    [
-        "fsdp2",
-        pytest.param("fsdp1", marks=pytest.mark.long),
-        pytest.param("ddp", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("engine", ["fsdp2", "fsdp1", "ddp"])
 def test_fp16_stays_near_float32(pools: Any, corpus: Path, tmp_path: Path, engine: str) -> None:
     # Not with AdamW's large steps, whose rounding alone drives runs apart.
     options = {"train.max_steps": 50, "train.epochs": 20, "parallel.engine": engine,

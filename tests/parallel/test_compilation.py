@@ -18,6 +18,7 @@ def compiled(parallel: dict[str, Any]) -> tuple[Any, int]:
     """On a rank of the pool: as `train`, and the graphs that were compiled."""
     from t5_fsdp.parallel.compilation import num_compilations
 
+    torch.compiler.reset()  # the rank has graphs of the tests before
     before = num_compilations()
     found = train({"compile": True, "compile_backend": "aot_eager", **parallel}, False, "adamw")
     return found, num_compilations() - before

@@ -73,8 +73,8 @@ def _check(config: Config, session: Session, world: World) -> None:
     start = find_start(config, world, prepared, resume)
     for warning in start.warnings:
         session.console.warn(warning)
-    world.on_rank_zero(lambda: _check_room(start, config))
     model = build_on_meta(start.spec)
+    world.on_rank_zero(lambda: _check_room(model, start, config))
     _explain(model, config, session, world)
     session.console.say(
         f"the configuration is sound: {_describe_parameters(model, start)}, "
@@ -104,7 +104,6 @@ def _run(config: Config, session: Session, world: World) -> None:
     if start.is_finished:
         _say_finished(start, session, world, run_dir)
     else:
-        world.on_rank_zero(lambda: _check_room(start, config))
         _train_from(start, config, session, world, prepared)
     for held in lock:
         held.release()
@@ -201,10 +200,10 @@ def _retention(config: Config) -> Retention:
     )
 
 
-def _check_room(start: StartingPoint, config: Config) -> None:
+def _check_room(model: Any, start: StartingPoint, config: Config) -> None:
     """Raises UserError when the disk can't hold the checkpoints that are to be kept."""
     from t5_fsdp.checkpoint.retention import check_room
-    from t5_fsdp.model.build import build_on_meta
+    from t5_fsdp.model.build import num_parameters
     from t5_fsdp.training.optimizer import state_bytes
 
     every, validated = config.checkpoint.every_steps, config.evaluation.every_steps
@@ -215,9 +214,8 @@ def _check_room(start: StartingPoint, config: Config) -> None:
         and (every is None or validated % every != 0)
     )
     at_others = best_at_others or config.checkpoint.every_minutes is not None
-    parameters = list(build_on_meta(start.spec).parameters())
-    trained = sum(p.numel() for p in parameters if p.requires_grad)
-    size = 4 * sum(p.numel() for p in parameters) + state_bytes(config.optimizer) * trained
+    trained = num_parameters(model, trained=True)
+    size = 4 * num_parameters(model) + state_bytes(config.optimizer) * trained
     check_room(
         Path(config.run_dir),
         _retention(config).most_at_once(start.last_step, every, at_others),
@@ -310,6 +308,7 @@ def _build_engine(start: StartingPoint, config: Config, session: Session, world:
         f"{config.parallel.engine} {config.parallel.param_dtype}, "
         f"attention {describe(model)}"
     )
+    world.on_rank_zero(lambda: _check_room(model, start, config))
     _explain(model, config, session, world)
     if config.parallel.compile:
         session.console.say("blocks are compiled when they are met first, which takes its time")

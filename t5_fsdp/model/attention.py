@@ -12,12 +12,16 @@ inside its T5 classes (`compute_bias`, `has_relative_attention_bias`, and the ar
 
 from __future__ import annotations
 
+import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from t5_fsdp.model.autocast import compute_dtype
 
 # The sum is handed from layer to layer (T5, mT5), or each layer has a bias of its own (umT5).
 _SHARED, _OWN = "t5_shared_bias_sdpa", "t5_own_bias_sdpa"
@@ -54,8 +58,8 @@ def register() -> None:
     """Make the attention known to transformers; call it before a model is built with it."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    for name, function in ((_SHARED, _attend_with_shared_bias), (_OWN, _attend_with_own_bias)):
-        AttentionInterface.register(name, function)
+    for name, choose_bias in ((_SHARED, _shared_bias), (_OWN, _own_bias)):
+        AttentionInterface.register(name, functools.partial(_attend, choose_bias))
         # Without a mask function of that name transformers would leave the masks out.
         AttentionMaskInterface.register(name, _mask)
 
@@ -90,7 +94,7 @@ def _complete_bias(
     if kwargs.get("position_bias") is not None or mask is None:
         return None
     states = args[0] if args else kwargs["hidden_states"]
-    dtype = _compute_dtype(states)
+    dtype = compute_dtype(states)
     if module.has_relative_attention_bias:
         cache = kwargs.get("cache", kwargs.get("past_key_values"))
         past = 0 if cache is None else cache.get_seq_length(module.layer_idx)
@@ -138,13 +142,6 @@ def _pad_rows(tensor: torch.Tensor) -> torch.Tensor:
     return F.pad(tensor, (0, -tensor.shape[-1] % _ALIGNMENT))
 
 
-def _compute_dtype(states: torch.Tensor) -> torch.dtype:
-    kind = states.device.type
-    if kind != "meta" and torch.is_autocast_enabled(kind):
-        return torch.get_autocast_dtype(kind)
-    return states.dtype
-
-
 def _mask(**kwargs: Any) -> torch.Tensor | None:
     """bool [batch, 1, query, key], always: to leave it out, transformers asks the device."""
     from transformers.masking_utils import sdpa_mask
@@ -153,7 +150,22 @@ def _mask(**kwargs: Any) -> torch.Tensor | None:
     return sdpa_mask(**kwargs)
 
 
-def _attend_with_shared_bias(
+def _shared_bias(module: nn.Module, mask: Any, position_bias: Any) -> torch.Tensor | None:
+    """The first layer's sum, which every layer of the stack is handed."""
+    return position_bias
+
+
+def _own_bias(module: Any, mask: Any, position_bias: Any) -> torch.Tensor:
+    """The sum of a layer whose bias nobody else uses; of cross-attention the mask."""
+    assert mask is not None  # `_mask` always makes one
+    if not module.has_relative_attention_bias:
+        return mask
+    assert position_bias is not None
+    return _sum(position_bias, mask)
+
+
+def _attend(
+    choose_bias: Callable[[Any, Any, Any], torch.Tensor | None],
     module: nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -164,43 +176,21 @@ def _attend_with_shared_bias(
     position_bias: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention function; query, key, value are [batch, heads, tokens, d_kv].
+    """transformers' attention function behind its first argument.
 
-    `position_bias` holds the mask already.
+    Args:
+        choose_bias: (module, mask, position bias) -> what is added to the scores.
+        query, key, value: [batch, heads, tokens, d_kv].
+
+    Returns:
+        [batch, query, heads, d_kv], and no weights.
     """
-    return _attend(query, key, value, position_bias, dropout, scaling), None
-
-
-def _attend_with_own_bias(
-    module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    position_bias: torch.Tensor | None = None,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """As `_attend_with_shared_bias`, of a layer whose bias nobody else uses."""
-    assert attention_mask is not None  # `_mask` always makes one
-    bias = attention_mask
-    if module.has_relative_attention_bias:
-        assert position_bias is not None
-        bias = _sum(position_bias, attention_mask)
-    return _attend(query, key, value, bias, dropout, scaling), None
-
-
-def _attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    bias: torch.Tensor | None,
-    dropout: float,
-    scaling: float | None,
-) -> torch.Tensor:
-    """[batch, query, heads, d_kv]."""
     output = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=bias, dropout_p=dropout, scale=scaling
+        query,
+        key,
+        value,
+        attn_mask=choose_bias(module, attention_mask, position_bias),
+        dropout_p=dropout,
+        scale=scaling,
     )
-    return output.transpose(1, 2).contiguous()
+    return output.transpose(1, 2).contiguous(), None

@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from t5_fsdp.config import ModelConfig
+from t5_fsdp.data.batching import round_up
 from t5_fsdp.errors import UserError
 from t5_fsdp.model import attention as attention_module
 from t5_fsdp.model.adapter import (
@@ -277,7 +278,7 @@ def _says_own_head(model_type: str, values: dict[str, Any]) -> bool:
 def _tokenizer_defaults(tokenizer: PreTrainedTokenizerBase, model_type: str) -> dict[str, Any]:
     size, end = len(tokenizer), tokenizer.eos_token_id
     values = {
-        "vocab_size": (size + VOCAB_MULTIPLE - 1) // VOCAB_MULTIPLE * VOCAB_MULTIPLE,
+        "vocab_size": round_up(size, VOCAB_MULTIPLE),
         "pad_token_id": tokenizer.pad_token_id,
         "eos_token_id": end,
         # T5 and Pegasus start decoding with the padding token.

@@ -7,12 +7,13 @@ some of them at a time, and their gradients are made at once, so that no logits 
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+
+from t5_fsdp.model.autocast import compute_dtype
 
 # 256 MiB of float32 logits at a time, where the options do not say.
 _CHUNK_ELEMENTS = 1 << 26
@@ -80,14 +81,14 @@ class _TargetLoss(torch.autograd.Function):
         bias: torch.Tensor | None,
         wants_gradients: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        dtype = _compute_dtype(states)
+        dtype = compute_dtype(states)
         head = weight.detach().to(dtype)
         wants_states, wants_weight = (wants_gradients and w for w in ctx.needs_input_grad[:2])
         sums = torch.zeros(2, device=states.device)
         states_gradient = torch.zeros_like(states) if wants_states else None
         weight_gradient: torch.Tensor | None = None
         size = options.rows_at_a_time(weight.shape[0])
-        with _without_autocast(states.device.type):
+        with torch.autocast(states.device.type, enabled=False):  # all casts here are spelt out
             for start in range(0, len(targets), size):
                 rows = slice(start, start + size)
                 part = states[rows].detach().to(dtype)
@@ -157,13 +158,3 @@ def _chunk(
         gradient -= smoothing / logits.shape[1]
     gradient.scatter_add_(1, targets[:, None], torch.full_like(picked, smoothing - 1.0))
     return sums, gradient
-
-
-def _compute_dtype(states: torch.Tensor) -> torch.dtype:
-    kind = states.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
-
-
-def _without_autocast(kind: str) -> contextlib.AbstractContextManager[Any]:
-    """All casts in here are spelt out."""
-    return torch.autocast(kind, enabled=False)

@@ -13,7 +13,7 @@ from t5_fsdp.config import OptimizerConfig, ParallelConfig
 from tests.workers import joined_world
 
 VOCAB = 101  # divides by no number of ranks
-NUM_STEPS, ROWS, MICRO_BATCHES = 5, 8, 2
+NUM_STEPS, ROWS, MICRO_BATCHES, MAX_NORM = 5, 8, 2, 0.5
 
 
 def spec(own_head: bool) -> Any:
@@ -79,7 +79,14 @@ def plain(
     if own_head:
         model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.shared.weight))
     model.load_state_dict(weights, strict=False)
-    optimizer = make_optimizer(model, optimizer_name)
+    losses, norms = plain_steps(model, make_optimizer(model, optimizer_name), num_steps)
+    return losses, norms, {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def plain_steps(
+    model: Any, optimizer: torch.optim.Optimizer, num_steps: int
+) -> tuple[list[float], list[float]]:
+    """Losses and gradient norms (before clipping), one row at a time."""
     losses, norms = [], []
     for step in range(num_steps):
         batch = batch_of(step)
@@ -90,10 +97,10 @@ def plain(
             logits = model(input_ids=torch.tensor([source]), labels=torch.tensor([target])).logits
             total = total - logits[0].log_softmax(-1)[range(len(target)), target].sum()
         (total / tokens).backward()
-        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)))
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)))
         optimizer.step()
         losses.append(total.item() / tokens)
-    return losses, norms, {name: p.detach().clone() for name, p in model.named_parameters()}
+    return losses, norms
 
 
 def train(
@@ -140,7 +147,7 @@ def train(
                     with torch.no_grad():
                         engine.model(**micro.inputs())
                     engine.after_evaluation()
-            norms.append(float(engine.clip_grad_norm(0.5)))
+            norms.append(float(engine.clip_grad_norm(MAX_NORM)))
             sizes = local_bytes(engine.model, optimizer)
             optimizer.step()
             optimizer.zero_grad()

@@ -24,7 +24,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from t5_fsdp.config import ParallelConfig
-from t5_fsdp.distributed import World, enter_world, read_launch
+from t5_fsdp.distributed import World, enter_world, leave, read_launch
 from t5_fsdp.errors import EXIT_USER_ERROR, UserError
 from t5_fsdp.model.build import unique_state_dict
 from t5_fsdp.parallel.common import local_part
@@ -175,4 +175,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -6,7 +6,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from t5_fsdp.cli.export_hf import main
-from t5_fsdp.cli.process import leave
+from t5_fsdp.distributed import leave
 
 if __name__ == "__main__":
     leave(main(sys.argv[1:]))

@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
-import os
 import shutil
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 from t5_fsdp.console import Console
 from t5_fsdp.distributed import Launch, World, end_with_launcher, enter_world, read_launch
@@ -187,19 +185,6 @@ def _failed_peer(session: Session) -> PeerFailed | None:
     except Exception:  # the store is gone with its host
         return None
     return None
-
-
-def leave(code: int) -> NoReturn:
-    """End the process with `code`, without the interpreter's own teardown.
-
-    By now everything is closed and written. Taking down what torch still holds aborted one of 17
-    finished runs ("terminate called without an active exception"), and after a failure, with the
-    process group still up and a peer gone, it may hang as well.
-    """
-    for stream in filter(None, (sys.stdout, sys.stderr)):  # None where they were closed
-        with contextlib.suppress(OSError):
-            stream.flush()
-    os._exit(code)
 
 
 def _quiet_libraries() -> None:

@@ -19,7 +19,7 @@ BUILDING := $(VENV)/.building
 ON_CPU := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 CUDA_VISIBLE_DEVICES=
 TORCHRUN_CPU := $(ON_CPU) $(BIN)/torchrun --standalone --nproc_per_node 2
 
-.PHONY: help setup demo train test test-long lint clean
+.PHONY: help setup demo train test test-long test-exhaustive lint clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' \
@@ -59,11 +59,14 @@ train: $(STAMP)  ## train with CONFIG on all GPUs of this machine
 	@$(BIN)/torchrun --standalone --nproc_per_node gpu scripts/train.py --config $(CONFIG) $(ARGS)
 
 test: $(STAMP)  ## run the test suite (up to ten minutes on two cores)
-	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m 'not long' $(ARGS)
+	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m 'not long and not exhaustive' $(ARGS)
 
 test-long: $(STAMP)  ## run the long tests
 	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m long $(ARGS) || { \
 		code=$$?; [ $$code -eq 5 ] || exit $$code; echo 'There are no long tests.'; }
+
+test-exhaustive: $(STAMP)  ## run the combinations that the other tests take samples of
+	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m exhaustive $(ARGS)
 
 lint: $(STAMP)  ## ruff, import-linter and mypy
 	@$(BIN)/ruff check .

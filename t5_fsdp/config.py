@@ -272,6 +272,9 @@ class CheckpointConfig:
     resume: str = "auto"
     """auto: go on from the newest complete checkpoint of run_dir, if any; never: refuse when there
     is one; or a checkpoint folder to go on from."""
+    accept_changed: list[Literal["data", "tokenizer"]] = field(default_factory=list)
+    """What may differ from the checkpoint that a run goes on from: data, tokenizer. The place in
+    the data is kept as a number of steps, so an epoch may then repeat or miss examples."""
 
 
 @dataclass

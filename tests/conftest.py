@@ -57,17 +57,26 @@ def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-@pytest.fixture(scope="session")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with train.jsonl (60), validation.jsonl (13), test.jsonl (11) and tokenizer/."""
+def build_corpus(folder: Path) -> Path:
+    """Write train.jsonl (60), validation.jsonl (13), test.jsonl (11) and tokenizer/ to it."""
     from t5_fsdp.data.tokenization import train_tokenizer
 
-    folder = tmp_path_factory.mktemp("corpus")
     for seed, (split, count) in enumerate({"train": 60, "validation": 13, "test": 11}.items()):
         write_jsonl(folder / f"{split}.jsonl", make_pairs(count, seed))
     texts = [row["document"] for row in make_pairs(200, 9)] + ["summarize: "]
     train_tokenizer(texts, 180, folder / "tokenizer")
     return folder
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that `build_corpus` makes."""
+    return build_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+_SHAPE = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+MODEL = json.dumps(_SHAPE | {"dropout_rate": 0.0})
+DROPOUT_MODEL = json.dumps(_SHAPE | {"dropout_rate": 0.1})
 
 
 def tiny_options(corpus: Path, run_dir: Path, **overrides: Any) -> list[str]:
@@ -83,16 +92,7 @@ def tiny_options(corpus: Path, run_dir: Path, **overrides: Any) -> list[str]:
         "model.name": "null",
         "model.init": "random",
         "model.tokenizer": corpus / "tokenizer",
-        "model.config": json.dumps(
-            {
-                "d_model": 32,
-                "d_kv": 8,
-                "d_ff": 64,
-                "num_layers": 2,
-                "num_heads": 4,
-                "dropout_rate": 0.0,
-            }
-        ),
+        "model.config": MODEL,
         "parallel.param_dtype": "fp32",
         "optimizer.lr": "1e-2",
         "schedule.name": "constant",

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
+import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +74,52 @@ def test_mnist_files_are_read(tmp_path: Path) -> None:
             digits.read_idx(tmp_path, name)
     with pytest.raises(UserError, match=r"has no absent or absent\.gz"):
         digits.read_idx(tmp_path, "absent")
+
+
+SRUN = """#!/bin/sh
+echo "$@" > srun-called
+sleep 0.05
+[ -z "$STATE" ] || printf '{\\n "state": "%s"\\n}' "$STATE" > run/status.json
+exit $CODE
+"""
+SCONTROL = """#!/bin/sh
+if [ "$1" = show ]; then printf 'node-1\\nnode-2\\n'; else echo "$@" > requeued; fi
+"""
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "expected", "requeued"),
+    [("finished", 0, 0, False), ("preempted", 1, 0, True), ("failed", 1, 1, False),
+     ("", 1, 1, False)],
+)  # fmt: skip
+def test_the_slurm_script_queues_again_what_was_preempted(
+    tmp_path: Path, state: str, code: int, expected: int, requeued: bool
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/status.json").write_text('{"state": "preempted"}')  # of an earlier launch
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    time.sleep(0.05)
+    environment = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "STATE": state,
+        "CODE": str(code),
+        "SLURM_JOB_ID": "30007",
+        "SLURM_JOB_NODELIST": "node-[1-2]",
+        "SLURM_JOB_NUM_NODES": "2",
+    }
+    script = [ROOT / "examples/slurm.sbatch", "--config", "c.yaml", "--run_dir", "run"]
+    done = subprocess.run(script, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == expected, done.stderr
+    called = (tmp_path / "srun-called").read_text()
+    assert "--rdzv_endpoint node-1:30007 " in called and "--nnodes 2 " in called
+    assert called.endswith("scripts/train.py --config c.yaml --run_dir run\n")
+    assert (tmp_path / "requeued").exists() == requeued
+    if requeued:
+        assert (tmp_path / "requeued").read_text() == "requeue 30007\n"
+
+
+def test_the_slurm_script_wants_a_run_dir(tmp_path: Path) -> None:
+    done = subprocess.run([ROOT / "examples/slurm.sbatch"], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("error: give --run_dir")

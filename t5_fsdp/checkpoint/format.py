@@ -11,7 +11,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any
 from t5_fsdp.errors import UserError
 from t5_fsdp.model.build import ModelSpec
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 _BLOCK_BYTES = 1 << 22
 COMPLETE, STATE, CONFIG, TOKENIZER = "COMPLETE", "state.json", "config.yaml", "tokenizer"
 SCORES = "scores.json"  # of the validation after the checkpoint was written; may be missing
@@ -150,17 +150,24 @@ def check_content(folder: Path) -> Path:
 def _listed_files(folder: Path) -> dict[str, tuple[int, int]]:
     """Size and checksum of every file, from COMPLETE."""
     marker = read_json(folder / COMPLETE)
-    try:
-        if marker["format_version"] == FORMAT_VERSION:
-            return {
-                str(name): (int(size), int(crc)) for name, (size, crc) in marker["files"].items()
-            }
-    except (TypeError, KeyError, ValueError, AttributeError):
-        pass
+    if not isinstance(marker, dict):
+        marker = {}
+    version, digest = marker.get("format_version"), marker.pop("digest", None)
+    is_sound = digest == _digest_of(marker)
+    if is_sound and version == FORMAT_VERSION:
+        return {name: (size, checksum) for name, (size, checksum) in marker["files"].items()}
+    if (is_sound or digest is None) and isinstance(version, int) and version != FORMAT_VERSION:
+        raise UserError(
+            f"{folder} is a checkpoint of format {version}; this version reads {FORMAT_VERSION}"
+        )
     raise UserError(
-        f"{folder} is a checkpoint of another format, or its COMPLETE is damaged; this version "
-        f"reads format {FORMAT_VERSION}"
+        f"the checkpoint {folder} is damaged: COMPLETE does not have the content that it was "
+        "written with; use another checkpoint"
     )
+
+
+def _digest_of(marker: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(marker, sort_keys=True).encode()).hexdigest()
 
 
 def checksums(folder: Path, names: Sequence[str]) -> dict[str, int]:
@@ -237,16 +244,22 @@ def files_below(folder: Path) -> list[str]:
     return [str(path.relative_to(folder)) for path in found]
 
 
-def write_complete(folder: Path, names: Sequence[str], step: int, world_size: int) -> int:
+def write_complete(
+    folder: Path, names: Sequence[str], step: int, world_size: int, known: Mapping[str, int]
+) -> int:
     """Make sure that the files are on disk, then make the folder a checkpoint; bytes of all.
+
+    Args:
+        known: checksums of files that the ranks have written, and have brought to the disk.
 
     Raises:
         OSError: a file can't be read or written.
     """
-    for name in names:
+    others = [name for name in names if name not in known]
+    for name in others:
         _sync(folder / name)
     sizes = {name: (folder / name).stat().st_size for name in names}
-    found = checksums(folder, names)
+    found = {**known, **checksums(folder, others)}
     marker = {
         "format_version": FORMAT_VERSION,
         "step": step,
@@ -255,7 +268,8 @@ def write_complete(folder: Path, names: Sequence[str], step: int, world_size: in
         "files": {name: [sizes[name], found[name]] for name in names},
     }
     partial = folder / f".{COMPLETE}.part"
-    partial.write_text(json.dumps(marker, indent=1), encoding="utf-8")
+    signed = {**marker, "digest": _digest_of(marker)}
+    partial.write_text(json.dumps(signed, indent=1), encoding="utf-8")
     _sync(partial)
     for subfolder in {(folder / name).parent for name in names}:
         _sync(subfolder)

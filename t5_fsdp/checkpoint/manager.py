@@ -42,6 +42,7 @@ from t5_fsdp.checkpoint.format import (
     STATE,
     TOKENIZER,
     RunState,
+    checksums,
     files_below,
     read_state,
     write_complete,
@@ -288,11 +289,12 @@ class CheckpointManager:
         """In the saving thread: what comes after the tensors, on rank 0; seconds and bytes."""
         try:
             end_writing()
+            known = self._checksums(saving.folder)
         except (Exception, CheckpointException) as error:
             raise _save_error(saving.folder, error) from error
         num_bytes = 0
-        if self._world.is_main:
-            num_bytes = self._finish(saving, config_yaml, tokenizer_dir)
+        if known is not None:
+            num_bytes = self._finish(saving, config_yaml, tokenizer_dir, known)
             with self._scores_lock:
                 saving.is_complete = True
                 try:
@@ -300,6 +302,28 @@ class CheckpointManager:
                 except OSError as error:  # the checkpoint is sound without
                     saving.warnings.append(f"{SCORES} can't be written ({error})")
         return time.perf_counter() - saving.began, num_bytes
+
+    def _checksums(self, folder: Path) -> dict[str, int] | None:
+        """Of the files with tensors, each read by the rank that wrote it; on rank 0.
+
+        Raises:
+            UserError: one of them can't be read.
+        """
+        names = [path.name for path in folder.glob(f"__{self._world.rank}_*")]
+        mine: dict[str, int] | UserError
+        try:
+            mine = checksums(folder, names)
+        except UserError as error:  # the others wait for this rank
+            mine = error
+        is_main, world_size = self._world.is_main, self._world.world_size
+        gathered: list[Any] | None = [None] * world_size if is_main else None
+        dist.gather_object(mine, gathered, group=self._group)
+        for found in gathered or [mine]:
+            if isinstance(found, UserError):
+                raise found
+        if gathered is None:
+            return None
+        return {name: crc for found in gathered for name, crc in found.items()}
 
     @property
     def has_failed(self) -> bool:
@@ -355,7 +379,9 @@ class CheckpointManager:
     def _on_main(self, work: Any) -> Any:
         return self._world.on_rank_zero(work)
 
-    def _finish(self, saving: _Saving, config_yaml: str, tokenizer_dir: Path) -> int:
+    def _finish(
+        self, saving: _Saving, config_yaml: str, tokenizer_dir: Path, known: Mapping[str, int]
+    ) -> int:
         folder = saving.folder
         try:
             (folder / STATE).write_text(saving.state_json, encoding="utf-8")
@@ -363,7 +389,8 @@ class CheckpointManager:
             shutil.copytree(tokenizer_dir, folder / TOKENIZER, dirs_exist_ok=True)
             names = files_below(folder)
             _check_shards(folder, names)
-            return write_complete(folder, names, saving.state.step, self._world.world_size)
+            world_size = self._world.world_size
+            return write_complete(folder, names, saving.state.step, world_size, known)
         except OSError as error:
             raise _save_error(folder, error) from error
 

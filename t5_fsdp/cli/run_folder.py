@@ -55,6 +55,11 @@ def lock_run_dir(
     return lock
 
 
+def has_lock(run_dir: Path) -> bool:
+    """Whether a run is, or was, in the folder: locking it again changes no file."""
+    return (run_dir / ".lock").exists()
+
+
 def find_resume(
     run_dir: Path, options: CheckpointConfig, warn: Callable[[str], None], content: bool = True
 ) -> Path | None:
@@ -68,15 +73,13 @@ def find_resume(
         UserError: resume is never and there are checkpoints; none of them is sound; the named one
             is not complete, or run_dir has checkpoints that do not come from it.
     """
-    from t5_fsdp.checkpoint.format import complete_checkpoints, newest_sound, step_of
+    from t5_fsdp.checkpoint.format import complete_checkpoints, newest_sound
 
     for folder in (run_dir, run_dir / "checkpoints"):
         if os.path.lexists(folder) and not folder.is_dir():
             raise UserError(f"{folder} is no folder; move it away, or give another run_dir")
-    incomplete = [path for path in (run_dir / "checkpoints").glob("step-*") if step_of(path)]
-    if incomplete and not complete_checkpoints(run_dir):
-        warn(f"{run_dir} has checkpoints, but none with a COMPLETE file: starting at step 1")
     found = complete_checkpoints(run_dir)
+    _warn_of_incomplete(run_dir, found, warn)
     if options.resume == "never":
         if found:
             raise UserError(
@@ -93,6 +96,22 @@ def find_resume(
             "start anew"
         )
     return newest
+
+
+def _warn_of_incomplete(run_dir: Path, found: list[Path], warn: Callable[[str], None]) -> None:
+    """Of later checkpoints than the complete ones, which were not finished or have lost their mark.
+
+    Args:
+        found: the complete ones, oldest first.
+    """
+    from t5_fsdp.checkpoint.format import step_of
+
+    newest = step_of(found[-1]) or 0 if found else 0
+    folders = [path for path in (run_dir / "checkpoints").glob("step-*") if path.is_dir()]
+    for folder in sorted(folders):
+        if folder not in found and (step_of(folder) or 0) > newest:
+            going_on = f"going on from {found[-1].name}" if found else "starting at step 1"
+            warn(f"{folder} has no COMPLETE file, so it was not finished or is damaged; {going_on}")
 
 
 def _find_branch(

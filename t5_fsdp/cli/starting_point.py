@@ -136,10 +136,11 @@ def find_start(
     _check_same_everywhere(world, hashes)
     old = None if resume is None else read_state(resume)
     source: WeightSource | None = None
+    warnings: list[str] = []
     if resume is None or old is None:
         spec, source = choose_model(config, tokenizer)
     else:
-        _compare_data(old, hashes, resume)
+        warnings = _compare_data(config, old, hashes, resume)
         _compare_optimizer(config, resume)
         spec = _resumed_spec(config, tokenizer, old, resume)
     check_model(spec, config.model.attention)
@@ -165,6 +166,7 @@ def find_start(
         state=state,
         last_step=last_step,
         warnings=[
+            *warnings,
             *_plan_warnings(old.plan if old else {}, state.plan),
             *_length_warnings(config.schedule.warmup_steps, last_step),
             *precision_warnings(config.parallel, world.device),
@@ -341,6 +343,7 @@ def _batches(
         seed=config.seed,
         width_multiple=width_multiple(config),
         mixture=mixture,
+        name_of=lambda index: split.text(index)["id"],
     )
 
 
@@ -387,20 +390,51 @@ def _resumed_spec(
     return asked
 
 
-def _compare_data(old: RunState, hashes: _Hashes, folder: Path) -> None:
-    """Raises UserError when the checkpoint was trained on other data or with another tokenizer."""
+def _compare_data(config: Config, old: RunState, hashes: _Hashes, folder: Path) -> list[str]:
+    """Warnings of other data or another tokenizer than the checkpoint's, where that is accepted.
+
+    Raises:
+        UserError: where it is not; with the options that differ.
+    """
+    changed = {}
     if old.tokenizer_hash != hashes.tokenizer:
-        raise UserError(
+        changed["tokenizer"] = (
             f"{folder} was trained with another tokenizer ({old.tokenizer_hash[:12]}, now "
-            f"{hashes.tokenizer[:12]}; one that is learned follows the training data); use that "
-            "one and that data, or give another run_dir"
+            f"{hashes.tokenizer[:12]}; one that is learned follows the training data)",
+            "use that one and that data",
         )
     if old.data_hash != hashes.data:
-        raise UserError(
+        changed["data"] = (
             f"{folder} was trained on other training data (content {old.data_hash[:12]}, now "
-            f"{hashes.data[:12]}); restore the data, its limits and prefix, or "
-            "give another run_dir"
+            f"{hashes.data[:12]})",
+            "restore the data, its limits and prefix",
         )
+    for name, (what, remedy) in changed.items():
+        if name not in config.checkpoint.accept_changed:
+            raise UserError(
+                f"{what}; {remedy}, give another run_dir, or accept it with "
+                f"checkpoint.accept_changed: [{', '.join(changed)}]",
+                *_changed_options(config, folder),
+            )
+    return [
+        f"{what}; going on, as checkpoint.accept_changed allows" for what, _ in changed.values()
+    ]
+
+
+def _changed_options(config: Config, folder: Path) -> list[str]:
+    """The data's options that are not those of a checkpoint's configuration, one a line."""
+    there = run_folder.read_config_dict(folder).get("data") or {}
+    of_training = [
+        (name, there[name], value)
+        for name, value in to_dict(config.data).items()
+        if name in there and not name.startswith(("cache_", "validation_", "test_"))
+    ]
+    differences = [
+        f"data.{name} is {before!r} there and {now!r} now"
+        for name, before, now in of_training
+        if before != now
+    ]
+    return differences or ["the options of the data are the same: its files have changed"]
 
 
 def _compare_optimizer(config: Config, folder: Path) -> None:

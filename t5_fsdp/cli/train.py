@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +13,9 @@ from t5_fsdp.cli.options import Extra, dump_yaml, parse_layers, resolve
 from t5_fsdp.cli.prepare_data import prepare_on_all_ranks, say_audit
 from t5_fsdp.cli.process import Session, run
 from t5_fsdp.config import Config, width_multiple
+from t5_fsdp.console import Console
 from t5_fsdp.data.sources import source_problems
+from t5_fsdp.errors import UserError
 
 if TYPE_CHECKING:
     from t5_fsdp.checkpoint.retention import Retention
@@ -88,16 +91,25 @@ def _run(config: Config, session: Session, world: World) -> None:
     from t5_fsdp.cli.starting_point import find_start
 
     run_dir = Path(config.run_dir)
+    # Held in this frame: the lock ends with the run.
+    lock: list[Any] = []
+
+    def take_lock() -> None:
+        lock.append(run_folder.lock_run_dir(run_dir, session.console))
+
+    session.on_early_end = functools.partial(_record_early_stop, run_dir, lock)
+    was_there = world.on_rank_zero(lambda: run_folder.has_lock(run_dir))
+    if was_there:  # a run that is in there may delete what is being read
+        world.on_rank_zero(take_lock)
     resume = _find_resume(config, world, session.console.warn)
     prepared = prepare_on_all_ranks(config, world, session.console)
     start = find_start(config, world, prepared, resume)
     start.open_weights(world)
 
-    # Held in this frame: the lock ends with the run.
-    lock: list[Any] = []
-    world.on_rank_zero(lambda: lock.append(run_folder.lock_run_dir(run_dir, session.console)))
+    if not was_there:
+        world.on_rank_zero(take_lock)
     if _find_resume(config, world, lambda _: None, content=False) != start.resume:
-        # The run that held the lock until now has gone on meanwhile.
+        # Another new run in this folder was quicker, and has ended.
         resume = _find_resume(config, world, session.console.warn)
         start = find_start(config, world, prepared, resume)
         start.open_weights(world)
@@ -107,6 +119,21 @@ def _run(config: Config, session: Session, world: World) -> None:
         _train_from(start, config, session, world, prepared)
     for held in lock:
         held.release()
+
+
+def _record_early_stop(run_dir: Path, lock: list[Any], state: str, message: str) -> None:
+    """Of what ends before the run's folder is opened only a stop by a signal is recorded in it."""
+    from t5_fsdp.checkpoint.format import complete_checkpoints, step_of
+    from t5_fsdp.training.metrics import write_status
+
+    if state != "preempted":
+        return
+    with contextlib.suppress(UserError):  # another run is in there: its status is that one's
+        if not lock:
+            lock.append(run_folder.lock_run_dir(run_dir, Console(False), wait_seconds=0))
+        last = next(reversed(complete_checkpoints(run_dir)), None)
+        step = step_of(last) or 0 if last else 0
+        write_status(run_dir, state, step, str(last) if last else None, message)
 
 
 def _say_finished(start: StartingPoint, session: Session, world: World, run_dir: Path) -> None:

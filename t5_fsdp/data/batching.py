@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -392,7 +392,7 @@ class StepBatch:
 
     Attributes:
         micro_batches: this rank's, as many as every other rank's.
-        example_indices: of the whole global batch, in the split; empty where a stream has none.
+        micro_batch_names: looks up what the examples in each of them are called.
         num_examples: in the whole global batch.
         examples_seen: since the start of the run, this step included.
         source_tokens, target_tokens: real ones of the whole global batch, end marks included.
@@ -403,7 +403,7 @@ class StepBatch:
     step: int
     epoch: float
     micro_batches: list[MicroBatch]
-    example_indices: np.ndarray
+    micro_batch_names: Callable[[], list[list[str]]]
     num_examples: int
     examples_seen: int
     source_tokens: int
@@ -436,6 +436,7 @@ class StepBatches:
         rank, world_size: whose share to collate.
         width_multiple: the widths of micro-batches are multiples of it.
         mixture: the split's sources with their weights; none: each example once an epoch.
+        name_of: what to call an example of the split by its index, in messages.
 
     Raises:
         UserError: an example alone exceeds `micro_batch_tokens`, or the split is empty.
@@ -454,6 +455,7 @@ class StepBatches:
         seed: int,
         width_multiple: int = 1,
         mixture: Sequence[MixturePart] = (),
+        name_of: Callable[[int], str] = str,
     ) -> None:
         if len(split) == 0:
             raise UserError("the training split is empty; check the data files and their columns")
@@ -465,6 +467,7 @@ class StepBatches:
         self._batching, self._seed = batching, seed
         self._width_multiple = width_multiple
         self._mixture = mixture
+        self._name_of = name_of
         self._plan: tuple[int, EpochPlan] | None = None
         check_longest(split, micro_batch_tokens, width_multiple)
 
@@ -501,11 +504,12 @@ class StepBatches:
             micro_batch_tokens=self._micro_batch_tokens,
             rotation=step,
         )
+        mine = [indices[group] for group in shares[self._rank]]
         return StepBatch(
             step=step,
             epoch=step / self.steps_per_epoch,
-            micro_batches=[self._collate(indices[group]) for group in shares[self._rank]],
-            example_indices=indices,
+            micro_batches=[self._collate(group) for group in mine],
+            micro_batch_names=lambda: [[self._name_of(int(i)) for i in group] for group in mine],
             num_examples=len(indices),
             examples_seen=epoch * len(self._split)
             + min(len(self._split), (place + 1) * self._global_batch_size),

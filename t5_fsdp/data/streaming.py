@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 Pair = tuple[str, str]
 
 _DIGEST_ROWS = 1000
+_NAME_LETTERS = 40
 
 
 def stream_problem(
@@ -131,6 +132,7 @@ class _Local:
     next_row: int
     num_examples: int
     micro_batches: list[MicroBatch]
+    names: list[list[str]]
     source_tokens: int
     target_tokens: int
     padded_tokens: int
@@ -202,7 +204,7 @@ class StreamBatches:
             step=step,
             epoch=float(mine.epoch),
             micro_batches=[*mine.micro_batches, *empty],
-            example_indices=np.empty(0, np.int64),
+            micro_batch_names=lambda: [*mine.names, *([] for _ in empty)],
             num_examples=mine.num_examples,
             examples_seen=self._seen,
             source_tokens=int(source),
@@ -254,6 +256,7 @@ class StreamBatches:
             next_row=next_row,
             num_examples=len(batch),
             micro_batches=micro_batches,
+            names=[[_beginning(mine[i][0]) for i in group] for group in groups],
             source_tokens=sum(map(len, sources)),
             target_tokens=sum(map(len, targets)),
             padded_tokens=sum(
@@ -265,3 +268,8 @@ class StreamBatches:
 
     def _cut(self, rows: list[list[int]], limit: int) -> list[np.ndarray]:
         return [np.array(self._encoder.cut(row, limit), np.int32) for row in rows]
+
+
+def _beginning(document: str) -> str:
+    """What an example of a stream is called, which has no number that its file would know."""
+    return json.dumps(document[:_NAME_LETTERS], ensure_ascii=False)

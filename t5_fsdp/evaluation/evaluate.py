@@ -35,6 +35,11 @@ class EvaluationStopped(Exception):
     """A rank was asked to stop before all summaries were there; raised on all of them."""
 
 
+def _stop_together(world: World, should_stop: Callable[[], bool]) -> None:
+    if world.sum([float(should_stop())])[0]:
+        raise EvaluationStopped
+
+
 def choose_examples(size: int, limit: int | None, seed: int) -> np.ndarray:
     """A fixed random choice of at most `limit` rows of a split, in the split's order."""
     if limit is None or limit >= size:
@@ -50,6 +55,7 @@ def validation_loss(
     world: World,
     micro_batch_tokens: int,
     width_multiple: int = 1,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> float:
     """Mean nats a real target token over `indices`, dropout off; a collective.
 
@@ -57,6 +63,10 @@ def validation_loss(
 
     Args:
         model: one that `model.forward.attach_loss` has given the loss.
+        should_stop: asked before each batch, on each rank.
+
+    Raises:
+        EvaluationStopped: one of the ranks was told to stop.
     """
     batches = evaluation_batches(
         split,
@@ -72,6 +82,7 @@ def validation_loss(
     total = 0.0
     with torch.no_grad():
         for batch in batches:
+            _stop_together(world, should_stop)
             batch = batch.to(world.device)
             _, cross_entropy = model(**batch.loss_inputs())
             total += float(cross_entropy)
@@ -113,8 +124,7 @@ def summarize_split(
             on_batch=lambda rows: progress.advance(min(rows * world.world_size, len(indices))),
             should_stop=should_stop,
         )
-    if world.sum([float(should_stop())])[0]:
-        raise EvaluationStopped
+    _stop_together(world, should_stop)
     gathered = world.gather_objects(mine)
     if gathered is None:
         return None
@@ -187,7 +197,7 @@ def validate(
     """
     began = time.perf_counter()
     loss = validation_loss(
-        model, split, indices, special, world, micro_batch_tokens, width_multiple
+        model, split, indices, special, world, micro_batch_tokens, width_multiple, should_stop
     )
     predictions = summarize_split(
         full_model(), tokenizer, split, indices, settings, world, console, newline, should_stop

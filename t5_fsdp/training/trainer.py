@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 import time
 from collections.abc import Callable
@@ -26,7 +28,7 @@ from t5_fsdp.config import (
 from t5_fsdp.console import Console, Progress
 from t5_fsdp.data.batching import Batches, StepBatch
 from t5_fsdp.distributed import World
-from t5_fsdp.errors import Preempted
+from t5_fsdp.errors import Preempted, UserError
 from t5_fsdp.evaluation.evaluate import EvaluationStopped
 from t5_fsdp.interruption import Interruption
 from t5_fsdp.model.flops import T5Shape, training_flops
@@ -40,10 +42,7 @@ from t5_fsdp.training.optimizer import learning_rate, set_learning_rate
 _SETTLE_SECONDS = 20.0  # torchrun kills what has not ended 30 s after its signal
 # Skipped in a row where fp16 looks for the largest scale that its gradients stand.
 _SKIPPED_WITH_FP16 = 25
-
-
-class NonFiniteError(Exception):
-    """The loss or the gradient of a step is not a number; the weights were left as they were."""
+_MOST_SUSPECTS = 8  # of examples that a message names
 
 
 @dataclass(frozen=True)
@@ -156,8 +155,7 @@ class Trainer:
 
         Raises:
             Preempted: a signal asked to stop; the checkpoint is written.
-            NonFiniteError: see there.
-            UserError: a checkpoint can't be written.
+            UserError: a step is not finite, with its examples; a checkpoint can't be written.
         """
         try:
             self._run()
@@ -173,26 +171,34 @@ class Trainer:
     def _run(self) -> None:
         first = self._state.step + 1
         self._status("running", "")
-        with (
-            self._interruption.deferred(),
-            self._console.progress(self._last, "training", self._state.step) as progress,
-        ):
+        with self._console.progress(self._last, "training", self._state.step) as progress:
             if self._state.step and self._validation_is_due(self._state.step):
                 # The run was stopped between that step's checkpoint and its validation.
-                self._validate_step(self._state.step)
+                with self._interruption.deferred():
+                    self._validate_step(self._state.step)
             began = time.perf_counter()
-            for batch in self._batches.iterate(first, self._last):
-                result = self._step(batch)
-                self._window.seconds += time.perf_counter() - began
-                self._after_step(batch, result, progress)
-                began = time.perf_counter()
-            self._checkpoints.wait()
+            with contextlib.ExitStack() as stack:
+                for batch in self._batches.iterate(first, self._last):
+                    losses, norm = self._compute_gradients(batch)
+                    if batch.step == first:
+                        # Until here a signal stops at once: compiling may take minutes, and there
+                        # was nothing to save.
+                        stack.enter_context(self._interruption.deferred())
+                    result = self._step(batch, losses, norm)
+                    self._window.seconds += time.perf_counter() - began
+                    self._after_step(batch, result, progress)
+                    began = time.perf_counter()
+                self._checkpoints.wait()
 
-    def _step(self, batch: StepBatch) -> StepResult:
+    def _compute_gradients(self, batch: StepBatch) -> tuple[list[torch.Tensor], float]:
+        """Leave the step's clipped gradients in the model; losses of the micro-batches, norm."""
         seed_torch(self._options.seed, "dropout", batch.step, self._world.rank)
         self._engine.model.train()
         losses = [self._forward_backward(batch, index) for index in range(len(batch.micro_batches))]
-        norm = self._clip_grad_norm()
+        return losses, self._clip_grad_norm()
+
+    def _step(self, batch: StepBatch, losses: list[torch.Tensor], norm: float) -> StepResult:
+        """Agree with the other ranks what to do, and change the weights if all is finite."""
         loss_sum, stops, failures, dues = self._world.sum(
             [
                 math.fsum(float(loss) for loss in losses),
@@ -209,7 +215,7 @@ class Trainer:
             set_learning_rate(self._optimizer, self._rate(batch.step))
             self._optimizer.step()
         else:
-            self._skip(batch, result)
+            self._skip(batch, result, losses)
         self._scale.update(result.is_finite)
         self._optimizer.zero_grad()
         return result
@@ -220,16 +226,20 @@ class Trainer:
         norm = self._engine.clip_grad_norm(None if limit is None else limit * factor)
         return float(norm) / factor
 
-    def _skip(self, batch: StepBatch, result: StepResult) -> None:
+    def _skip(self, batch: StepBatch, result: StepResult, losses: list[torch.Tensor]) -> None:
         """Count a step that changes nothing.
 
+        Args:
+            losses: of this rank's micro-batches.
+
         Raises:
-            NonFiniteError: too many in a row.
+            UserError: too many in a row.
         """
         skipped, limit = self._state.skipped_in_a_row + 1, self._options.skip_limit
         if skipped > limit:
             self._checkpoints.wait()
-            raise NonFiniteError(self._describe_non_finite(batch, result, skipped))
+            suspects = self._suspects(batch, result, losses)
+            self._world.on_rank_zero(lambda: self._refuse(batch, result, skipped, suspects))
         self._state.skipped_in_a_row = skipped
         self._num_skipped += 1
         scale = f" at loss scale {result.loss_scale:g}" if self._scale.is_dynamic else ""
@@ -258,24 +268,40 @@ class Trainer:
         options = self._options
         return learning_rate(step, self._last, options.optimizer.lr, options.schedule)
 
-    def _describe_non_finite(self, batch: StepBatch, result: StepResult, in_a_row: int) -> str:
+    def _suspects(
+        self, batch: StepBatch, result: StepResult, losses: list[torch.Tensor]
+    ) -> list[str]:
+        """On rank 0: the examples of the micro-batches whose loss is not finite, else of all."""
+        any_will_do = math.isfinite(result.loss_sum)
+        mine = [
+            name
+            for names, loss in zip(batch.micro_batch_names(), losses, strict=True)
+            if any_will_do or not math.isfinite(float(loss))
+            for name in names
+        ]
+        return list(itertools.chain(*(self._world.gather_objects(mine) or [])))
+
+    def _refuse(
+        self, batch: StepBatch, result: StepResult, in_a_row: int, suspects: list[str]
+    ) -> NoReturn:
         where = next(reversed(complete_checkpoints(self._run_dir)), "none yet")
-        rows = ", ".join(map(str, batch.example_indices[:8].tolist()))
-        rows += ", ..." if len(batch.example_indices) > 8 else ""
+        examples = ", ".join(suspects[:_MOST_SUSPECTS])
+        if len(suspects) > _MOST_SUSPECTS:
+            examples += f", and {len(suspects) - _MOST_SUSPECTS} more"
         streak = ""
         if in_a_row > 1:
             limit = self._options.skip_limit
             streak = f", {in_a_row} steps in a row (train.skip_nonfinite_steps allows {limit})"
-        remedy = "Lower optimizer.lr or look at these rows"
+        remedy = "lower optimizer.lr, look at these examples, or set train.skip_nonfinite_steps"
         if self._options.parallel.uses_fp16:
             remedy = (
-                "Lower parallel.initial_loss_scale, raise train.skip_nonfinite_steps, or set "
-                f"parallel.param_dtype and reduce_dtype to bf16 or fp32. {remedy}"
+                "lower parallel.initial_loss_scale, raise train.skip_nonfinite_steps, or set "
+                f"parallel.param_dtype and reduce_dtype to bf16 or fp32; or {remedy}"
             )
-        return (
+        raise UserError(
             f"step {batch.step}: loss {result.loss_sum / batch.target_tokens} and gradient norm "
             f"{result.grad_norm} are not both finite{streak}; the weights were left as they were. "
-            f"Training rows of the step: {rows}. {remedy}; last good checkpoint: {where}"
+            f"Examples: {examples}. Last good checkpoint: {where}; {remedy}"
         )
 
     def _after_step(self, batch: StepBatch, result: StepResult, progress: Progress) -> None:

@@ -13,6 +13,8 @@ import torch
 from t5_fsdp.checkpoint.format import RunState, check_content, complete_checkpoints
 from t5_fsdp.checkpoint.manager import read_weights
 from t5_fsdp.checkpoint.retention import Retention, best_steps, check_room, prune
+from t5_fsdp.cli.run_folder import find_resume
+from t5_fsdp.config import CheckpointConfig
 from t5_fsdp.errors import UserError
 from tests.conftest import read_metrics, tiny_options
 
@@ -122,13 +124,7 @@ def empty(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("file", "damage"),
-    [
-        ("__0_0.distcp", cut),
-        ("__0_0.distcp", flip),
-        (".metadata", empty),
-        ("state.json", flip),
-        ("COMPLETE", empty),
-    ],
+    [("__0_0.distcp", flip), ("COMPLETE", empty)],
 )
 def test_a_damaged_newest_checkpoint_is_passed_over_and_made_again(
     run: Any, tmp_path: Path, file: str, damage: Any
@@ -142,6 +138,39 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_made_again(
     assert "step-00000004" in out and "damaged" in out and "(step 2)" in out
     assert [row["loss"] for row in read_metrics(tmp_path / "run", "train")] == losses
     assert left(tmp_path / "run") == ["step-00000002", "step-00000004"]
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def test_every_damage_to_every_file_is_found_and_named(
+    pools: Any, corpus: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    options = {"train.max_steps": 4, "checkpoint.every_steps": 2, "evaluation.max_examples": 2}
+    code, _, err = pools(2).command("train", tiny_options(corpus, run_dir, **options))
+    assert code == 0, err
+    newest, before = (run_dir / f"checkpoints/step-{step:08d}" for step in (4, 2))
+    files = [str(path.relative_to(newest)) for path in newest.rglob("*") if path.is_file()]
+    assert {"__0_0.distcp", "__1_0.distcp", ".metadata", "COMPLETE", "tokenizer/tokenizer.json"} < {
+        *files
+    }
+    for name in files:
+        for damage in (flip, cut, remove):
+            said: list[str] = []
+            content = (newest / name).read_bytes()
+            damage(newest / name)
+            found = find_resume(run_dir, CheckpointConfig(), said.append)
+            (newest / name).write_bytes(content)
+            if name == "scores.json":  # the validation after the save; a checkpoint needs none
+                assert (found, said) == (newest, [])
+            else:
+                assert found == before, (name, damage)
+                [line] = said
+                assert str(newest) in line and name in line, (name, damage, line)
+    said = []
+    assert find_resume(run_dir, CheckpointConfig(), said.append) == newest and not said
 
 
 def test_resume_from_a_folder_branches_off_and_goes_on_from_its_own(
@@ -235,10 +264,10 @@ def lose_files_of_step(argv: list[str], step: int) -> Any:
 
     write = manager.write_complete
 
-    def fail(folder: Path, names: list[str], saved_step: int, world_size: int) -> int:
+    def fail(folder: Path, names: list[str], saved_step: int, *rest: Any) -> int:
         if saved_step == step:
             raise OSError(28, "No space left on device", str(folder))
-        return write(folder, names, saved_step, world_size)
+        return write(folder, names, saved_step, *rest)
 
     manager.write_complete = fail  # type: ignore[assignment]
     try:

@@ -210,7 +210,11 @@ def test_resume_never_with_checkpoints(pools: Any, corpus: Path, tmp_path: Path)
 def test_other_data_and_other_shape_cannot_resume(pools: Any, corpus: Path, tmp_path: Path) -> None:
     options = tiny_options(corpus, tmp_path / "run", **{"train.max_steps": 1})
     assert pools(1).command("train", options)[0] == 0
-    refused(pools, "train", [*options, "--data.prefix", "sum: "], "other training data")
+    changed = [*options, "--data.prefix", "sum: ", "--train.max_steps", "2"]
+    why = "data.prefix is 'summarize: ' there and 'sum: ' now"
+    refused(pools, "train", changed, "other training data", why, lines=2)
+    code, out, _ = pools(1).command("train", [*changed, "--checkpoint.accept_changed", "[data]"])
+    assert code == 0 and "(step 1)" in out and "checkpoint.accept_changed allows" in out
     refused(
         pools,
         "train",

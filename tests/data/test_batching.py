@@ -92,7 +92,9 @@ def test_an_epoch_on_any_number_of_ranks(
             assert all(m.input_ids.numel() + m.labels.numel() <= limit for m in micro_batches)
             rows = [first - 2 for m in micro_batches for first in m.input_ids[:, 0].tolist()]
             rows = sorted(row for row in rows if row >= 0)  # without the rows of padding
-            assert rows == sorted(shares[0].example_indices.tolist())
+            groups = [names for share in shares for names in share.micro_batch_names()]
+            assert rows == sorted(map(int, itertools.chain(*groups)))
+            assert len(rows) == shares[0].num_examples
             seen.append(rows)
         assert sorted(itertools.chain(*seen)) == list(range(len(lengths)))
         plans.append(seen)

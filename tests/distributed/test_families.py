@@ -117,26 +117,3 @@ def test_special_tokens_of_a_new_bart_are_the_tokenizers(corpus: Path) -> None:
         assert config.decoder_start_token_id == start
         if family != "t5":
             assert config.forced_eos_token_id == 1
-
-
-@pytest.mark.parametrize(
-    "first",
-    ["fsdp2", *(pytest.param(name, marks=pytest.mark.long) for name in ("fsdp1", "ddp"))],
-)
-def test_a_checkpoint_of_one_engine_goes_on_under_the_others(
-    pools: Any, corpus: Path, tmp_path: Path, first: str
-) -> None:
-    options = {"train.max_steps": 6, "checkpoint.every_steps": 3, "evaluation.max_examples": 2}
-    whole = tmp_path / "whole"
-    argv = tiny_options(corpus, whole, **options, **{"parallel.engine": first})
-    code, _, err = pools(2).command("train", argv)
-    assert code == 0, err
-    expected = [row["loss"] for row in read_metrics(whole, "train")]
-    start = {"checkpoint.resume": whole / "checkpoints/step-00000003"}
-    for engine, world_size in (("fsdp2", 4), ("fsdp1", 2), ("ddp", 1), ("ddp", 2)):
-        run_dir = tmp_path / f"{engine}-{world_size}"
-        argv = tiny_options(corpus, run_dir, **options, **start, **{"parallel.engine": engine})
-        code, _, err = pools(world_size).command("train", argv)
-        assert code == 0, err
-        found = [row["loss"] for row in read_metrics(run_dir, "train")]
-        assert found == pytest.approx(expected[3:], rel=1e-5)

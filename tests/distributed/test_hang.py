@@ -19,10 +19,10 @@ def train_with_a_hang(argv: list[str], step: int, seconds: float) -> tuple[int, 
         return run_command("train", argv)
     take = Trainer._step
 
-    def hang(self: Any, batch: Any) -> Any:
+    def hang(self: Any, batch: Any, *args: Any) -> Any:
         if batch.step == step:
             time.sleep(seconds)
-        return take(self, batch)
+        return take(self, batch, *args)
 
     Trainer._step = hang  # type: ignore[method-assign]
     try:

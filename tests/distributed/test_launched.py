@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from tests.conftest import tiny_options
 from tests.distributed.test_training import DROPOUT, final_weights, losses
-from tests.launch import run, torchrun
+from tests.launch import launched, run, torchrun
 
 
 @pytest.mark.parametrize(
@@ -39,10 +40,45 @@ def test_twelve_steps_equal_six_a_new_launch_and_six(corpus: Path, tmp_path: Pat
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
-@pytest.mark.long
+@pytest.mark.parametrize(
+    "repeats",
+    [pytest.param(3, marks=pytest.mark.long), pytest.param(20, marks=pytest.mark.exhaustive)],
+)
 @pytest.mark.timeout(900)
-def test_twenty_runs_end_with_code_zero(corpus: Path, tmp_path: Path) -> None:
-    for repeat in range(20):
+def test_runs_end_with_code_zero(corpus: Path, tmp_path: Path, repeats: int) -> None:
+    for repeat in range(repeats):
         options = tiny_options(corpus, tmp_path / f"run-{repeat}", **{"train.max_steps": 3})
         done = run(torchrun("train", options))
         assert done.returncode == 0, f"repeat {repeat}:\n{done.stderr}"
+
+
+@pytest.mark.long
+def test_two_runs_at_once_do_not_meet(corpus: Path, tmp_path: Path) -> None:
+    names, options = ("first", "second"), {"data.cache_dir": tmp_path / "cache"}
+    with contextlib.ExitStack() as stack:
+        processes = [
+            stack.enter_context(
+                launched(
+                    torchrun("train", tiny_options(corpus, tmp_path / name, **options)),
+                    tmp_path / f"{name}.log",
+                )
+            )
+            for name in names
+        ]
+        for process in processes:
+            assert process.wait() == 0, process.output
+    assert losses(tmp_path / "first") == losses(tmp_path / "second") and losses(tmp_path / "first")
+
+
+@pytest.mark.long
+def test_a_second_run_in_the_same_folder_is_refused(corpus: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    options = {"train.max_steps": 100000, "train.epochs": 100000, "checkpoint.every_steps": 10}
+    argv = tiny_options(corpus, run_dir, **options)
+    with launched(torchrun("train", argv), tmp_path / "first.log") as first:
+        assert first.wait_until((run_dir / "metrics.jsonl").exists)
+        second = run(torchrun("train", argv))
+        assert second.returncode == 1
+        [line] = [line for line in second.stderr.splitlines() if line.startswith("error:")]
+        assert "in use by another run" in line
+        assert not first.has_ended

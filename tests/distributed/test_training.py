@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.conftest import make_pairs, read_metrics, tiny_options, write_jsonl
+from tests.conftest import DROPOUT_MODEL, make_pairs, read_metrics, tiny_options, write_jsonl
 
 
 def losses(run_dir: Path) -> list[float]:
@@ -158,9 +158,7 @@ def final_weights(run_dir: Path, step: int) -> dict[str, torch.Tensor]:
 
 
 DROPOUT = {
-    "model.config": json.dumps(
-        {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "dropout_rate": 0.1}
-    ),
+    "model.config": DROPOUT_MODEL,
     "train.max_steps": 12,
     "schedule.name": "linear",
     "checkpoint.every_steps": 6,
@@ -256,8 +254,8 @@ def test_a_step_that_is_not_finite_stops_before_the_weights_change(
     # The first step with this rate makes the weights so large that the second one overflows.
     options = tiny_options(corpus, run_dir, **{"optimizer.lr": "1e30", "checkpoint.every_steps": 1})
     code, _, err = pools(2).command("train", options)
-    assert code == 1
-    assert "are not both finite" in err and "step-00000001" in err
+    assert code == 2 and err.startswith("error: step 2: loss ") and len(err.splitlines()) == 1
+    assert "step-00000001" in err and "Examples: row-" in err
     status = json.loads((run_dir / "status.json").read_text())
     assert status["state"] == "failed" and status["checkpoint"].endswith("step-00000001")
     assert all(value.isfinite().all() for value in final_weights(run_dir, 1).values())
@@ -290,7 +288,7 @@ def test_wider_padding_changes_no_number(pools: Any, corpus: Path, tmp_path: Pat
 def test_a_compiled_run_goes_on_uncompiled(pools: Any, corpus: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     options = {"parallel.compile": "true", "parallel.compile_backend": "aot_eager"}
-    out, _ = train(pools(2), corpus, run_dir, **options, **{"train.max_steps": 5})
+    out, _ = train(pools(2), corpus, run_dir, **options, **{"train.max_steps": 2})
     assert "graphs compiled, of 16 at most" in out
     train(pools(2), corpus, run_dir)
     assert losses(run_dir) == pytest.approx(plain_run(corpus, 10).losses, rel=1e-5)

@@ -24,14 +24,16 @@ def compiled(parallel: dict[str, Any]) -> tuple[Any, int]:
     return found, num_compilations() - before
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [
-        {"engine": "fsdp2", "activation_checkpointing": "full"},
-        {"engine": "fsdp2", "activation_checkpointing": "selective"},
-        {"engine": "fsdp1", "activation_checkpointing": "none"},
-        {"engine": "ddp", "activation_checkpointing": "full"},
+        pytest.param({"engine": engine, "activation_checkpointing": checkpointing}, marks=mark)
+        for engine, checkpointing, mark in (
+            ("fsdp2", "selective", pytest.mark.long),
+            ("fsdp1", "none", pytest.mark.long),
+            ("fsdp2", "full", pytest.mark.exhaustive),
+            ("ddp", "full", pytest.mark.exhaustive),
+        )
     ],
     ids=str,
 )

@@ -258,8 +258,8 @@ MODES: list[tuple[int, dict[str, Any]]] = [
     [
         ("none", False),
         ("full", True),
-        pytest.param("none", True, marks=pytest.mark.long),
-        pytest.param("full", False, marks=pytest.mark.long),
+        pytest.param("none", True, marks=pytest.mark.exhaustive),
+        pytest.param("full", False, marks=pytest.mark.exhaustive),
     ],
 )
 @pytest.mark.parametrize(

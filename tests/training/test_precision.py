@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -199,7 +200,7 @@ def test_too_many_in_a_row_stop_the_run(pools: Any, corpus: Path, tmp_path: Path
     run_dir = tmp_path / "run"
     options = {**TOO_LARGE, "train.skip_nonfinite_steps": 3, "checkpoint.every_steps": 2}
     code, out, err = pools(2).command("train", tiny_options(corpus, run_dir, **options))
-    assert code == 1
+    assert code == 2
     assert "step 3 is skipped" in out and "step 4 is skipped" not in out
     for part in ("step 4:", "are not both finite", "4 steps in a row", "allows 3", "bf16",
                  "step-00000002"):  # fmt: skip
@@ -261,9 +262,11 @@ def test_a_bad_batch_is_skipped_and_spoils_nothing(
     mean = sum(r["loss"] * r["target_tokens"] for r in good) / tokens
     assert row["loss"] == pytest.approx(mean, rel=1e-9) and row["skipped_steps"] == 1
     assert row["target_tokens"] == sum(r["target_tokens"] for r in found)
-    # By default it stops the run.
+    # By default it stops the run, and the examples of its micro-batch are named.
     code, _, err = pools(2).command("train", tiny_options(corpus, tmp_path / "stop", **options))
-    assert code == 1 and f"step {bad}: " in err and "in a row" not in err
+    assert code == 2 and f"step {bad}: " in err and "in a row" not in err
+    named = re.findall(r"row-\d+", err)
+    assert "row-17" in named and len(named) <= 8 and "more" not in err
 
 
 def test_a_state_without_a_scale_starts_anew() -> None:

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Files and folders that appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import contextlib
 import errno
 import json
 import os
-from collections.abc import Iterable
+import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from t5_fsdp.errors import UserError
 
 # What a user can mend about a path, whoever meets it: room, permissions, what is in the way.
 FILE_ERRORS = frozenset(
@@ -52,3 +55,48 @@ def write_json(path: Path, value: Any) -> None:
     """
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     write_atomically(path, [text + "\n"])
+
+
+def check_new(path: Path, option: str) -> None:
+    """Raises UserError when something is at `path` already, an empty folder aside."""
+    if os.path.lexists(path) and (not path.is_dir() or any(path.iterdir())):
+        raise UserError(f"{option} {path} exists and is not empty; give a new one")
+
+
+def copy_files(source: Path, target: Path) -> None:
+    """Copy all files below a folder into another one, without the modes of files and folders."""
+    for path in source.rglob("*"):
+        if path.is_file():
+            copy = target / path.relative_to(source)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+
+
+@contextlib.contextmanager
+def new_folder(folder: Path, option: str, *, replace: bool = False) -> Iterator[Path]:
+    """A folder to write into, which becomes `folder` when nothing went wrong.
+
+    Args:
+        option: how the user gave it, for messages.
+        replace: it may be there already, and goes when the new one is complete.
+
+    Raises:
+        UserError: it can't be written, or is there already.
+    """
+    folder = Path(os.path.abspath(folder))  # "." has no name
+    if not replace:
+        check_new(folder, option)
+    partial, old = (folder.with_name(f".{folder.name}.{end}") for end in ("part", "old"))
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        yield partial
+        if folder.is_dir():
+            shutil.rmtree(old, ignore_errors=True)
+            os.replace(folder, old)
+        os.replace(partial, folder)
+    except (OSError, shutil.Error) as error:
+        raise UserError(f"{option} {folder} can't be written ({error})") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)

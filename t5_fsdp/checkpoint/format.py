@@ -15,10 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from t5_fsdp.errors import UserError
-from t5_fsdp.model.build import ModelSpec
+
+if TYPE_CHECKING:
+    from t5_fsdp.model.build import ModelSpec
 
 FORMAT_VERSION = 3
 _BLOCK_BYTES = 1 << 22
@@ -46,6 +48,7 @@ class RunState:
         prepared: folder of the prepared data, which evaluation uses again if it is there.
         loss_scale: of fp16, see `training.loss_scale`.
         skipped_in_a_row: steps up to this one that were skipped, not being finite.
+        weights_only: there is no optimizer state, so that no run can go on from it.
     """
 
     step: int
@@ -61,9 +64,13 @@ class RunState:
     place: dict[str, int] = field(default_factory=dict)
     loss_scale: dict[str, Any] = field(default_factory=dict)
     skipped_in_a_row: int = 0
+    weights_only: bool = False
 
     @property
     def spec(self) -> ModelSpec:
+        # torch is slow to import, and a list of checkpoints needs none of it.
+        from t5_fsdp.model.build import ModelSpec
+
         return ModelSpec.from_json(self.model)
 
 
@@ -203,6 +210,20 @@ def read_state(folder: Path) -> RunState:
     Raises:
         UserError: as `check_complete`.
     """
+    state = read_plain_state(folder)
+    try:
+        _ = state.spec
+    except Exception as error:  # transformers has errors of its own for a wrong configuration
+        raise _wrong_state(folder, error) from None
+    return state
+
+
+def read_plain_state(folder: Path) -> RunState:
+    """As `read_state`, without a look at the model's configuration, which takes torch.
+
+    Raises:
+        UserError: as `check_complete`.
+    """
     check_complete(folder)
     stored = read_json(folder / STATE)
     try:
@@ -210,17 +231,18 @@ def read_state(folder: Path) -> RunState:
         for name, kind in (("step", int), ("model", dict), ("window", dict), ("plan", dict),
                            ("scores", dict), ("data_hash", str), ("tokenizer_hash", str),
                            ("place", dict), ("loss_scale", dict),
-                           ("skipped_in_a_row", int)):  # fmt: skip
+                           ("skipped_in_a_row", int), ("weights_only", bool)):  # fmt: skip
             if not isinstance(getattr(state, name), kind):
                 raise TypeError(f"{name} is no {kind.__name__}")
-        _ = state.spec
-    except Exception as error:  # transformers has errors of its own for a wrong configuration
-        raise UserError(
-            f"{folder / STATE} is not of this format ({error}); use another checkpoint"
-        ) from None
+    except TypeError as error:
+        raise _wrong_state(folder, error) from None
     if (scores := _read_scores(folder / SCORES)) is not None:
         state.scores = scores
     return state
+
+
+def _wrong_state(folder: Path, error: Exception) -> UserError:
+    return UserError(f"{folder / STATE} is not of this format ({error}); use another checkpoint")
 
 
 def _read_scores(path: Path) -> dict[str, dict[str, float]] | None:

@@ -66,8 +66,12 @@ class LoadedModel:
         return Path(config.run_dir)
 
 
-def find_model(layers: Layers, option: str, name: str) -> FoundModel:
+def find_model(layers: Layers, option: str, name: str, *, needs_config: bool = True) -> FoundModel:
     """Tell our checkpoints and run folders from Hugging Face folders and Hub ids.
+
+    Args:
+        needs_config: refuse a model that says nothing about data and generation, where --config
+            does not either.
 
     Raises:
         UserError: a folder that is none of these, an adapter without its base, --config is missing
@@ -82,7 +86,7 @@ def find_model(layers: Layers, option: str, name: str) -> FoundModel:
     if (folder / "adapter_config.json").is_file() and not is_hf:
         raise UserError(
             f"{option} {name} holds a PEFT adapter alone; give the checkpoint that it was exported "
-            "from, or export that without --adapter_only"
+            "from, or export that as a whole (--format hf)"
         )
     ours = step_of(folder) is not None or (folder / "checkpoints").is_dir()
     if ours or (looks_like_path and not is_hf):
@@ -91,7 +95,7 @@ def find_model(layers: Layers, option: str, name: str) -> FoundModel:
         _check_model_flags(layers.flags.get("model", {}), base.get("model", {}), checkpoint)
         return FoundModel(name, option, checkpoint, base)
     base = dict(exported_options(folder))
-    if not layers.files and not base:
+    if needs_config and not layers.files and not base:
         what = (
             "a Hugging Face folder" if is_hf else "no folder here, so a Hub id or a misspelt path"
         )
@@ -139,12 +143,11 @@ def load_model(found: FoundModel, config: Config, device: torch.device) -> Loade
         spec = state.spec
         weights: Mapping[str, torch.Tensor] = read_weights(found.checkpoint)
         tokenizer = load_tokenizer(tokenizer_source)
-        source, label = str(found.checkpoint), f"step-{state.step:08d}"
+        source = str(found.checkpoint)
+        # What is converted has no step.
+        label = f"step-{state.step:08d}" if state.step else found.checkpoint.absolute().name
     else:
-        options = ModelConfig(name=found.name, attention=config.model.attention)
-        if found.name == config.model.name:
-            # The recipe's own model; another one has its own revisions and shape.
-            options.revision, options.config = config.model.revision, config.model.config
+        options = hub_options(found.name, config)
         tokenizer_source = found.name
         tokenizer = load_tokenizer(tokenizer_source, options.revision)
         spec = resolve_spec(options, tokenizer)
@@ -169,3 +172,12 @@ def load_model(found: FoundModel, config: Config, device: torch.device) -> Loade
         prepared=Path(state.prepared) if state else None,
         checkpoint=found.checkpoint,
     )
+
+
+def hub_options(name: str, config: Config) -> ModelConfig:
+    """The model options for a Hugging Face folder or Hub id."""
+    options = ModelConfig(name=name, attention=config.model.attention)
+    if name == config.model.name:
+        # The recipe's own model; another one has its own revisions and shape.
+        options.revision, options.config = config.model.revision, config.model.config
+    return options

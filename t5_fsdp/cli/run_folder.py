@@ -71,8 +71,23 @@ def find_resume(
 
     Raises:
         UserError: resume is never and there are checkpoints; none of them is sound; the named one
-            is not complete, or run_dir has checkpoints that do not come from it.
+            is not complete, or run_dir has checkpoints that do not come from it; it holds weights
+            only.
     """
+    from t5_fsdp.checkpoint.format import read_state
+
+    found = _find_resume(run_dir, options, warn, content)
+    if found is not None and read_state(found).weights_only:
+        raise UserError(
+            f"{found} holds weights only, no optimizer state and no place in the data, so no run "
+            f"can go on from it; start a new run_dir from it with model.name: {found}"
+        )
+    return found
+
+
+def _find_resume(
+    run_dir: Path, options: CheckpointConfig, warn: Callable[[str], None], content: bool
+) -> Path | None:
     from t5_fsdp.checkpoint.format import complete_checkpoints, newest_sound
 
     for folder in (run_dir, run_dir / "checkpoints"):

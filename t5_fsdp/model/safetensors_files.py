@@ -1,9 +1,9 @@
-"""Tensors in safetensors files, read one at a time with plain reads.
+"""Tensors in safetensors files, read and written one at a time with plain reads and writes.
 
-safetensors' own reader maps the whole file: its pages count as this process's memory as long as
-it is open, and a file that shrinks or a disk that fails ends the process with a bus error. The
-format is eight bytes that say how long the header is, the header in JSON, and the tensors' bytes;
-see https://huggingface.co/docs/safetensors.
+safetensors' own writer wants all tensors of a file in memory at once. Its reader maps the whole
+file: its pages count as this process's memory as long as it is open, and a file that shrinks or a
+disk that fails ends the process with a bus error. The format is eight bytes that say how long the
+header is, the header in JSON, and the tensors' bytes; see https://huggingface.co/docs/safetensors.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_ALIGNMENT = 8  # of the first tensor in a file, as safetensors has it
 _BLOCK_NUMEL = 1 << 22  # of two tensors that are compared
 
 
@@ -119,6 +121,40 @@ def _parse_entry(path: Path, entry: dict[str, Any], begin: int) -> tuple[StoredT
     if dtype is not None and end - start != math.prod(shape) * dtype.itemsize:
         raise ValueError("a tensor's bytes do not fit its shape")
     return StoredTensor(path, dtype, shape, begin + start), begin + end
+
+
+def write_tensors(
+    path: Path, layout: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]
+) -> None:
+    """A file in which each tensor stands once; one of them is in memory at a time.
+
+    Args:
+        layout: shapes and dtypes by name, e.g. on the meta device.
+        tensors: of these shapes and dtypes, asked for one after the other.
+
+    Raises:
+        OSError: the file can't be written.
+    """
+    # The widest numbers first, so that each begins at a multiple of its size.
+    names = sorted(layout, key=lambda name: (-layout[name].itemsize, name))
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in names:
+        begin, end = end, end + layout[name].nbytes
+        entries[name] = {
+            "dtype": _NAMES[layout[name].dtype],
+            "shape": list(layout[name].shape),
+            "data_offsets": [begin, end],
+        }
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % _ALIGNMENT)
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for name in names:
+            tensor = tensors[name]
+            assert (tensor.shape, tensor.dtype) == (layout[name].shape, layout[name].dtype), name
+            file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            del tensor  # before the next one is read
 
 
 def are_equal(one: StoredTensor, other: StoredTensor) -> bool:

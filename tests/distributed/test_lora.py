@@ -174,7 +174,7 @@ def test_exports_compute_what_the_checkpoint_does(
     text = tmp_path / "text.txt"
     text.write_text(make_pairs(1, 7)[0]["document"])
     argv = ["--checkpoint", str(checkpoint(trained[0])), "--output"]
-    for output, more in ((merged, []), (alone, ["--adapter_only", "true"])):
+    for output, more in ((merged, []), (alone, ["--format", "adapter"])):
         code, _, err = pools(1).command("export_hf", [*argv, str(output), *more])
         assert code == 0, err
     state = read_state(checkpoint(trained[0]))
@@ -216,8 +216,7 @@ def test_an_adapter_that_is_not_there_is_not_exported(
     plain = {"model.adapter": "null", "model.lora_rank": 16, "model.lora_alpha": 32}
     argv = options(corpus, base, run_dir, **plain, **{"train.max_steps": 1})
     assert pools(1).command("train", argv)[0] == 0
-    argv = ["--checkpoint", str(run_dir), "--output", str(tmp_path / "out"), "--adapter_only",
-            "true"]  # fmt: skip
+    argv = ["--checkpoint", str(run_dir), "--output", str(tmp_path / "out"), "--format", "adapter"]
     code, _, err = pools(1).command("export_hf", argv)
     assert code == 2 and "holds no adapter" in err and len(err.splitlines()) == 1
 

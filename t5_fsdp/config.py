@@ -269,6 +269,9 @@ class CheckpointConfig:
     async_save: bool = True
     """Copy the tensors to host memory and let training go on while the files are written; false:
     wait for them."""
+    export_at_end: bool = False
+    """When the run is done, write its best checkpoint (else its last) as a Hugging Face folder to
+    run_dir/hf, as export_hf does."""
     resume: str = "auto"
     """auto: go on from the newest complete checkpoint of run_dir, if any; never: refuse when there
     is one; or a checkpoint folder to go on from."""

@@ -80,12 +80,15 @@ def prune(
         warn(f"an old checkpoint can't be deleted ({error}); delete it by hand")
 
 
-def check_room(run_dir: Path, num_checkpoints: int, checkpoint_bytes: int) -> None:
+def check_room(
+    run_dir: Path, num_checkpoints: int, checkpoint_bytes: int, export_bytes: int = 0
+) -> None:
     """Refuse a run whose checkpoints will not fit on its disk.
 
     Args:
         num_checkpoints: that lie there together at most, see `Retention.most_at_once`.
         checkpoint_bytes: of each of them.
+        export_bytes: of the folder that is exported at the end.
 
     Raises:
         UserError: less is free; with both figures.
@@ -95,11 +98,13 @@ def check_room(run_dir: Path, num_checkpoints: int, checkpoint_bytes: int) -> No
     )
     there = next(path for path in (run_dir, *run_dir.absolute().parents) if path.is_dir())
     free = shutil.disk_usage(there).free
-    if num_checkpoints * checkpoint_bytes > free + held:
+    needed = num_checkpoints * checkpoint_bytes + export_bytes
+    exported = f" and an export of {_gigabytes(export_bytes)}" if export_bytes else ""
+    if needed > free + held:
         raise UserError(
             f"run_dir {run_dir} has {_gigabytes(free)} free, and {num_checkpoints} checkpoints of "
-            f"{_gigabytes(checkpoint_bytes)} (kept ones, and one being written) need "
-            f"{_gigabytes(num_checkpoints * checkpoint_bytes - held)}; make room, lower "
+            f"{_gigabytes(checkpoint_bytes)} (kept ones, and one being written){exported} need "
+            f"{_gigabytes(needed - held)}; make room, lower "
             "checkpoint.keep_last, keep_best or raise keep_every, or give a run_dir on a larger "
             "disk"
         )

@@ -13,7 +13,7 @@ from t5_fsdp.cli import run_folder
 from t5_fsdp.cli.loading import FoundModel, find_model, hub_options
 from t5_fsdp.cli.options import Extra, dump_yaml, parse_layers, resolve
 from t5_fsdp.cli.process import Session, run
-from t5_fsdp.config import Config
+from t5_fsdp.config import Config, to_dict
 from t5_fsdp.console import Console
 from t5_fsdp.errors import UserError
 
@@ -227,3 +227,34 @@ _WRITERS = {"hf": _write_hf, "adapter": _write_adapter, "safetensors": _write_fi
 def _name(own: dict[str, Any]) -> str:
     """Of the exported model, for its card."""
     return own["push_to_hub"] or Path(own["output"]).absolute().name
+
+
+def export_at_end(config: Config, console: Console, anew: bool) -> None:
+    """Write the run's best checkpoint, else its newest, to `<run_dir>/hf`; by one process.
+
+    Args:
+        anew: also when the folder is there and younger than the checkpoint.
+
+    Raises:
+        UserError: there is none that is sound, or the folder can't be written.
+    """
+    from t5_fsdp.checkpoint.export import ExportOptions, export_to_hf
+    from t5_fsdp.checkpoint.format import COMPLETE
+
+    run_dir = Path(config.run_dir)
+    output = run_dir / "hf"
+    chosen = run_folder.find_checkpoint(run_dir, "run_dir", config.evaluation.best_metric)
+    made = output / "config.json"
+    if not anew and made.is_file() and made.stat().st_mtime > (chosen / COMPLETE).stat().st_mtime:
+        return
+    export_to_hf(
+        chosen,
+        output,
+        to_dict(config),
+        config.evaluation,
+        config.data,
+        ExportOptions(name=run_dir.absolute().name),
+        option="checkpoint.export_at_end:",
+        replace=True,
+    )
+    console.say(f"exported {chosen} to {output}")

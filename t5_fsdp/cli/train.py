@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from t5_fsdp.cli import run_folder
+from t5_fsdp.cli.export_hf import export_at_end
 from t5_fsdp.cli.options import Extra, dump_yaml, parse_layers, resolve
 from t5_fsdp.cli.prepare_data import prepare_on_all_ranks, say_audit
 from t5_fsdp.cli.process import Session, run
@@ -113,10 +114,13 @@ def _run(config: Config, session: Session, world: World) -> None:
         resume = _find_resume(config, world, session.console.warn)
         start = find_start(config, world, prepared, resume)
         start.open_weights(world)
-    if start.is_finished:
+    was_finished = start.is_finished
+    if was_finished:
         _say_finished(start, session, world, run_dir)
     else:
         _train_from(start, config, session, world, prepared)
+    if config.checkpoint.export_at_end:
+        world.on_rank_zero(lambda: export_at_end(config, session.console, anew=not was_finished))
     for held in lock:
         held.release()
 
@@ -247,6 +251,7 @@ def _check_room(model: Any, start: StartingPoint, config: Config) -> None:
         Path(config.run_dir),
         _retention(config).most_at_once(start.last_step, every, at_others),
         size,
+        4 * num_parameters(model) if config.checkpoint.export_at_end else 0,
     )
 
 

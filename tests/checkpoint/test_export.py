@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import shutil
 import sys
 import weakref
@@ -389,6 +390,33 @@ def test_a_hub_that_is_not_reached_is_one_line_before_the_export(
     # The Hub's client itself refuses to go out in this mode: what pushing raises then.
     with pytest.raises(UserError, match=r"--push_to_hub me/it failed .*the exported folder is"):
         hub.push(tmp_path, "me/it", private=True)
+
+
+def test_a_run_exports_its_best_at_the_end(pools: Any, corpus: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    options = {"checkpoint.export_at_end": "true", "train.max_steps": 4, "optimizer.lr": "1.0",
+               "checkpoint.every_steps": 1, "evaluation.every_steps": 1,
+               "evaluation.best_metric": "loss", "evaluation.max_examples": 4}  # fmt: skip
+    argv = tiny_options(corpus, run_dir, **options)
+    code, out, err = pools(2).command("train", argv)
+    assert code == 0, err
+    scores = read_state(complete_checkpoints(run_dir)[-1]).scores
+    best = min(scores, key=lambda step: scores[step]["loss"])
+    assert best != "4"
+    checkpoint = run_dir / f"checkpoints/step-{int(best):08d}"
+    assert f"exported {checkpoint} to {run_dir / 'hf'}" in out
+    assert same(read(run_dir / "hf/model.safetensors"), read_weights(checkpoint))
+    assert json.loads((run_dir / "status.json").read_text())["state"] == "finished"
+    # The same command again leaves it alone, and makes up for one that is missing or old.
+    code, out, _ = pools(2).command("train", argv)
+    assert code == 0 and "exported" not in out
+    os.utime(run_dir / "hf/config.json", (0, 0))
+    code, out, _ = pools(2).command("train", argv)
+    assert code == 0 and "exported" in out
+    shutil.rmtree(run_dir / "hf")
+    code, out, _ = pools(2).command("train", argv)
+    assert code == 0 and "exported" in out and (run_dir / "hf/README.md").is_file()
+    assert not list(run_dir.glob(".hf*"))
 
 
 MEMORY = """

@@ -55,21 +55,18 @@ def _evaluate(argv: Sequence[str], session: Session) -> None:
 
 
 def _score_file(path: Path, output_dir: str | None, session: Session) -> None:
-    from t5_fsdp.evaluation.rouge import (
-        format_table,
-        lead_baseline,
-        num_cores,
-        read_predictions,
-        score_pairs,
-        write_rouge,
-    )
+    from t5_fsdp.evaluation.baselines import lead_baseline
+    from t5_fsdp.evaluation.predictions import read_predictions, write_rouge
+    from t5_fsdp.evaluation.rouge import score_pairs
+    from t5_fsdp.evaluation.tables import format_table
+    from t5_fsdp.evaluation.workers import num_cores
 
     if session.launch.rank != 0:
         return
     rows = read_predictions(path)
     references = [row["reference"] for row in rows]
     predictions = [row["prediction"] for row in rows]
-    summary = score_pairs(predictions, references, num_cores(), progress=True).summary()
+    summary = score_pairs(predictions, references, num_cores(), session.console).summary()
     systems = {"predictions": summary}
     if all(isinstance(row.get("document"), str) for row in rows):
         lead = lead_baseline([row["document"] for row in rows], references)
@@ -83,9 +80,12 @@ def _score_file(path: Path, output_dir: str | None, session: Session) -> None:
 
 def _evaluate_checkpoint(layers: Layers, session: Session) -> None:
     from t5_fsdp.data.tokenization import newline_id
+    from t5_fsdp.evaluation.baselines import lead_baseline
     from t5_fsdp.evaluation.evaluate import score_split, summarize_split, write_evaluation
     from t5_fsdp.evaluation.generation import GenerationSettings
-    from t5_fsdp.evaluation.rouge import format_table, lead_baseline, num_cores, score_pairs
+    from t5_fsdp.evaluation.rouge import score_pairs
+    from t5_fsdp.evaluation.tables import format_table
+    from t5_fsdp.evaluation.workers import num_cores
 
     found = find_model(layers, "--checkpoint", layers.own["checkpoint"])
     config = resolve(layers, found.base)

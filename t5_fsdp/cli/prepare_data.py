@@ -122,8 +122,10 @@ def _make_probe(folder: Path) -> str:
 
 def _lead_baseline(prepared: PreparedData, seed: int) -> dict[str, Any]:
     """ROUGE of the first words of the documents, on (a part of) the held-out splits."""
+    from t5_fsdp.evaluation.baselines import lead_baseline
     from t5_fsdp.evaluation.evaluate import choose_examples
-    from t5_fsdp.evaluation.rouge import lead_baseline, num_cores, score_pairs
+    from t5_fsdp.evaluation.rouge import score_pairs
+    from t5_fsdp.evaluation.workers import num_cores
 
     figures = {}
     for name in SPLITS[1:]:

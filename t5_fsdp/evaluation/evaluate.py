@@ -14,14 +14,9 @@ from t5_fsdp.console import Console
 from t5_fsdp.data.batching import SpecialIds, evaluation_batches
 from t5_fsdp.distributed import World
 from t5_fsdp.evaluation.generation import GenerationSettings, generate
-from t5_fsdp.evaluation.rouge import (
-    METRICS,
-    Scores,
-    num_cores,
-    score_pairs,
-    write_predictions,
-    write_rouge,
-)
+from t5_fsdp.evaluation.predictions import write_predictions, write_rouge
+from t5_fsdp.evaluation.rouge import METRICS, Scores, score_pairs
+from t5_fsdp.evaluation.workers import num_cores
 from t5_fsdp.seeding import numpy_generator
 
 if TYPE_CHECKING:

@@ -298,6 +298,16 @@ class EvaluationConfig:
     """Exponent on the length in beam search; above 0 favours longer summaries."""
     best_metric: Literal["rouge1", "rouge2", "rougeL", "rougeLsum", "loss"] = "rougeLsum"
     """What makes a checkpoint the best: highest ROUGE, or lowest validation loss."""
+    rouge_preset: Literal["default", "t5", "hf", "pegasus"] = "default"
+    """default: with stemmer, ROUGE-Lsum by the lines of a text, else by its sentences; t5, hf,
+    pegasus: as the T5 repository, transformers' run_summarization.py or PEGASUS score
+    (docs/evaluation.md)."""
+    rouge_tokenizer: Literal["default", "unicode"] = "default"
+    """What ROUGE counts as words: default: rouge-score's, of a-z and 0-9 only; unicode: of any
+    script, and single characters where a script has no spaces (Chinese, Japanese, Thai)."""
+    references: Literal["best", "average"] = "best"
+    """For examples with several references (predictions files): the best score of each metric, or
+    the average."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""`eval_rouge`: summaries of a whole split by a checkpoint, and their ROUGE."""
+"""`eval_rouge`: summaries of a whole split by a checkpoint, their ROUGE, and a comparison."""
 
 from __future__ import annotations
 
@@ -7,6 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from t5_fsdp.cli.baseline import (
+    Baseline,
+    add_predictions,
+    compare_with,
+    find_baseline,
+    generation_settings,
+    prediction_settings,
+    summarize_by_model,
+)
 from t5_fsdp.cli.loading import LoadedModel, find_model, load_model
 from t5_fsdp.cli.options import Extra, Layers, parse_layers, resolve
 from t5_fsdp.cli.prepare_data import prepare_on_all_ranks
@@ -17,6 +26,7 @@ from t5_fsdp.errors import UserError
 
 if TYPE_CHECKING:
     from t5_fsdp.data.prepared import PreparedData
+    from t5_fsdp.evaluation.scoring import Evaluation
 
 _EXTRA = [
     Extra("checkpoint", "Checkpoint, run folder (its best), Hugging Face folder or Hub id.",
@@ -25,8 +35,12 @@ _EXTRA = [
           type=Literal["train", "validation", "test"], default="test"),
     Extra("predictions", "Only score this file: reference and prediction a line.",
           type=str | None, metavar="FILE.jsonl"),
-    Extra("output_dir", "Where rouge.json and predictions.jsonl go; null: "
-          "<run_dir>/evaluation/step-N/<split>.", type=str | None, metavar="DIR"),
+    Extra("baseline", "Compare with it on the same examples: a predictions file, a checkpoint or "
+          "what else --checkpoint takes, lead, lead-N, lead_words, random or oracle "
+          "(docs/evaluation.md).", type=str | None, metavar="NAME"),
+    Extra("output_dir", "Where rouge.json, predictions.jsonl and comparison.json go; null: "
+          "<run_dir>/evaluation/step-N/<split>, with --predictions nowhere.",
+          type=str | None, metavar="DIR"),
 ]  # fmt: skip
 
 
@@ -48,89 +62,133 @@ def _evaluate(argv: Sequence[str], session: Session) -> None:
     if own["checkpoint"] is not None and own["predictions"] is not None:
         raise UserError("--checkpoint and --predictions exclude each other; give one of them")
     if own["predictions"] is not None:
-        resolve(layers)  # nothing of it is used, but a misspelt option is still said
-        _score_file(Path(own["predictions"]), own["output_dir"], session)
+        _score_file(layers, session)
     else:
         _evaluate_checkpoint(layers, session)
 
 
-def _score_file(path: Path, output_dir: str | None, session: Session) -> None:
-    from t5_fsdp.evaluation.baselines import lead_baseline
-    from t5_fsdp.evaluation.predictions import read_predictions, write_rouge
-    from t5_fsdp.evaluation.rouge import score_pairs
-    from t5_fsdp.evaluation.tables import format_table
+def _score_file(layers: Layers, session: Session) -> None:
+    from t5_fsdp.evaluation.predictions import read_predictions
+    from t5_fsdp.evaluation.rouge import RougeSettings
+    from t5_fsdp.evaluation.scoring import evaluate_rows
     from t5_fsdp.evaluation.workers import num_cores
 
-    if session.launch.rank != 0:
+    path, output_dir = layers.own["predictions"], layers.own["output_dir"]
+    folder = None if output_dir is None else Path(output_dir)
+    config = resolve(layers)
+    rouge = RougeSettings.of(config.evaluation)
+    baseline = find_baseline(layers, config)
+    needs_world = baseline is not None and baseline.found is not None
+    if session.launch.rank != 0 and not needs_world:
         return
     rows = read_predictions(path)
-    references = [row["reference"] for row in rows]
-    predictions = [row["prediction"] for row in rows]
-    summary = score_pairs(predictions, references, num_cores(), session.console).summary()
-    systems = {"predictions": summary}
-    if all(isinstance(row.get("document"), str) for row in rows):
-        lead = lead_baseline([row["document"] for row in rows], references)
-        systems["lead baseline"] = score_pairs(lead, references, num_cores()).summary()
-    session.console.say(f"{len(rows)} examples of {path}")
-    session.console.say(format_table(systems))
-    if output_dir is not None:
-        write_rouge(Path(output_dir) / "rouge.json", summary)
-        session.console.say(f"written: {Path(output_dir) / 'rouge.json'}")
+    if baseline is not None:
+        add_predictions(baseline, rows, path)
+    if baseline is not None and needs_world:
+        world = session.enter_world()
+        world.connect(config.train.collective_timeout_seconds)
+        summarize_by_model(baseline, rows, rouge, layers.own["split"], folder, session)
+
+    def score() -> None:
+        evaluation = evaluate_rows(rows, rouge, processes=num_cores(), console=session.console)
+        session.console.say(f"{len(rows)} examples of {path}")
+        if folder is not None:
+            evaluation.write(folder, {})
+        _tell(evaluation, "predictions", baseline, folder, session)
+
+    if session.world is None:
+        score()
+    else:
+        session.world.on_rank_zero(score)
 
 
 def _evaluate_checkpoint(layers: Layers, session: Session) -> None:
     from t5_fsdp.data.tokenization import newline_id
-    from t5_fsdp.evaluation.baselines import lead_baseline
-    from t5_fsdp.evaluation.evaluate import score_split, summarize_split, write_evaluation
-    from t5_fsdp.evaluation.generation import GenerationSettings
-    from t5_fsdp.evaluation.rouge import score_pairs
-    from t5_fsdp.evaluation.tables import format_table
-    from t5_fsdp.evaluation.workers import num_cores
+    from t5_fsdp.evaluation.evaluate import examples_of, score_summaries, summarize
+    from t5_fsdp.evaluation.rouge import RougeSettings
 
     found = find_model(layers, "--checkpoint", layers.own["checkpoint"])
     config = resolve(layers, found.base)
+    baseline = find_baseline(layers, config)
     world = session.enter_world()
     found.choose(config.evaluation.best_metric)
     loaded = load_model(found, config, world.device)
+    tokenizer, source = loaded.tokenizer, loaded.source
     prepared = _prepared(config, found.stored_data, loaded, session)
     name = layers.own["split"]
     split = prepared.split(name)
     if split is None:
         raise UserError(f"the data has no {name} split; give --split or data.{name}_files")
-    folder = Path(layers.own["output_dir"] or loaded.run_dir(config) / "evaluation" / loaded.label
-                  / name)  # fmt: skip
+    folder = Path(layers.own["output_dir"] or found.evaluation_folder(config, name))
     console = session.console
-    console.say(f"evaluating {loaded.source} on {len(split):,} {name} examples")
+    console.say(f"evaluating {source} on {len(split):,} {name} examples")
     if (folder / "rouge.json").exists():
         console.say(f"{folder} holds an earlier evaluation; it will be replaced")
-    world.connect(config.train.collective_timeout_seconds)
     indices = _all_of(split)
-    settings = GenerationSettings.of(config.evaluation)
-    predictions = summarize_split(
+    examples = examples_of(split, indices)
+    if baseline is not None:
+        # Before the summaries, which may take hours: other examples are refused at once.
+        waiting = baseline
+        world.on_rank_zero(lambda: add_predictions(waiting, examples, source))
+    world.connect(config.train.collective_timeout_seconds)
+    rouge = RougeSettings.of(config.evaluation)
+    summaries = summarize(
         loaded.model,
-        loaded.tokenizer,
-        split,
-        indices,
-        settings,
+        tokenizer,
+        [split.source(int(index)) for index in indices],
+        generation_settings(config),
         world,
         console,
-        newline_id(loaded.tokenizer, config.data.keep_newlines),
+        newline_id(tokenizer, config.data.keep_newlines),
     )
+    del loaded  # makes room for a baseline's model
+    evaluations = []
 
     def score() -> None:
-        assert predictions is not None
-        scores, rows = score_split(split, indices, predictions)
-        summary = write_evaluation(folder, scores, rows, settings.to_json())
-        references = [row["reference"] for row in rows]
-        lead = lead_baseline([row["document"] for row in rows], references)
-        systems = {
-            "model": summary,
-            "lead baseline": score_pairs(lead, references, num_cores()).summary(),
-        }
-        console.say(format_table(systems))
-        console.say(f"written: {folder}")
+        assert summaries is not None
+        evaluation = score_summaries(examples, summaries, tokenizer, rouge, console)
+        evaluation.write(folder, prediction_settings(found, config))
+        evaluations.append(evaluation)
 
     world.on_rank_zero(score)
+    if baseline is not None and baseline.found is not None:
+        summarize_by_model(baseline, examples, rouge, name, folder, session)
+    world.on_rank_zero(lambda: _tell(evaluations[0], "model", baseline, folder, session))
+
+
+def _tell(
+    evaluation: Evaluation,
+    name: str,
+    baseline: Baseline | None,
+    folder: Path | None,
+    session: Session,
+) -> None:
+    """The table, what is unusual, and the comparison with a baseline."""
+    from t5_fsdp.evaluation.baselines import lead_baseline
+    from t5_fsdp.evaluation.predictions import references_of
+    from t5_fsdp.evaluation.rouge import score_pairs
+    from t5_fsdp.evaluation.tables import format_table
+    from t5_fsdp.evaluation.workers import num_cores
+
+    console, rows = session.console, evaluation.rows
+    systems = {name: evaluation.summary}
+    if all("document" in row for row in rows):
+        references = [references_of(row) for row in rows]
+        lead = lead_baseline([row["document"] for row in rows], [texts[0] for texts in references])
+        scores = score_pairs(lead, references, evaluation.scores.settings, num_cores())
+        systems["lead baseline"] = scores.summary()
+    differences = ""
+    if baseline is not None:
+        systems[baseline.name], differences = compare_with(
+            baseline, evaluation, name, folder, console
+        )
+    console.say(format_table(systems))
+    if differences:
+        console.say(differences)
+    for hint in evaluation.summary["hints"]:
+        console.say(f"note: {hint}")
+    if folder is not None:
+        console.say(f"written: {folder}")
 
 
 def _all_of(split: Any) -> Any:

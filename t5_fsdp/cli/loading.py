@@ -40,6 +40,22 @@ class FoundModel:
         if self.checkpoint is not None:
             self.checkpoint = run_folder.find_checkpoint(Path(self.name), self.option, best_metric)
 
+    def evaluation_folder(self, config: Config, split: str) -> Path:
+        """Where its evaluations lie: in the run that a checkpoint belongs to, else the configured.
+
+        Call it after `choose`.
+        """
+        from t5_fsdp.checkpoint.format import read_state
+
+        run_dir, label = Path(config.run_dir), Path(self.name).name
+        if self.checkpoint is not None:
+            step = read_state(self.checkpoint).step
+            # What is converted has no step.
+            label = f"step-{step:08d}" if step else self.checkpoint.absolute().name
+            if self.checkpoint.parent.name == "checkpoints":
+                run_dir = self.checkpoint.parent.parent
+        return run_dir / "evaluation" / label / split
+
 
 @dataclass
 class LoadedModel:
@@ -47,7 +63,6 @@ class LoadedModel:
 
     Attributes:
         source: what it was loaded from, for messages.
-        label: name of its folder below `evaluation`.
         prepared: the prepared data of its run.
     """
 
@@ -55,15 +70,7 @@ class LoadedModel:
     tokenizer: PreTrainedTokenizerBase
     tokenizer_source: str
     source: str
-    label: str
     prepared: Path | None
-    checkpoint: Path | None
-
-    def run_dir(self, config: Config) -> Path:
-        """The run that a checkpoint belongs to, else the configured one."""
-        if self.checkpoint is not None and self.checkpoint.parent.name == "checkpoints":
-            return self.checkpoint.parent.parent
-        return Path(config.run_dir)
 
 
 def find_model(layers: Layers, option: str, name: str, *, needs_config: bool = True) -> FoundModel:
@@ -144,8 +151,6 @@ def load_model(found: FoundModel, config: Config, device: torch.device) -> Loade
         weights: Mapping[str, torch.Tensor] = read_weights(found.checkpoint)
         tokenizer = load_tokenizer(tokenizer_source)
         source = str(found.checkpoint)
-        # What is converted has no step.
-        label = f"step-{state.step:08d}" if state.step else found.checkpoint.absolute().name
     else:
         options = hub_options(found.name, config)
         tokenizer_source = found.name
@@ -153,7 +158,7 @@ def load_model(found: FoundModel, config: Config, device: torch.device) -> Loade
         spec = resolve_spec(options, tokenizer)
         opened = open_pretrained(options, spec)
         weights, spec.own_head = opened.tensors, opened.own_head
-        source, label = found.name, Path(found.name).name
+        source = found.name
         state = None
     check_positions(
         spec.config,
@@ -168,9 +173,7 @@ def load_model(found: FoundModel, config: Config, device: torch.device) -> Loade
         tokenizer=tokenizer,
         tokenizer_source=tokenizer_source,
         source=source,
-        label=label,
         prepared=Path(state.prepared) if state else None,
-        checkpoint=found.checkpoint,
     )
 
 

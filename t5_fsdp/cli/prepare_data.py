@@ -54,7 +54,7 @@ def _tell(config: Config, prepared: PreparedData, list_dropped: bool, console: C
     from t5_fsdp.data.prepared import DROPPED
 
     run_dir = Path(config.run_dir)
-    audit = prepared.audit | {"lead_baseline": _lead_baseline(prepared, config.seed)}
+    audit = prepared.audit | {"lead_baseline": _lead_baseline(prepared, config)}
     write_json(run_dir / "data_audit.json", audit)
     say_audit(audit, console)
     if list_dropped:
@@ -120,11 +120,11 @@ def _make_probe(folder: Path) -> str:
     return name
 
 
-def _lead_baseline(prepared: PreparedData, seed: int) -> dict[str, Any]:
+def _lead_baseline(prepared: PreparedData, config: Config) -> dict[str, Any]:
     """ROUGE of the first words of the documents, on (a part of) the held-out splits."""
     from t5_fsdp.evaluation.baselines import lead_baseline
     from t5_fsdp.evaluation.evaluate import choose_examples
-    from t5_fsdp.evaluation.rouge import score_pairs
+    from t5_fsdp.evaluation.rouge import RougeSettings, score_pairs
     from t5_fsdp.evaluation.workers import num_cores
 
     figures = {}
@@ -132,10 +132,12 @@ def _lead_baseline(prepared: PreparedData, seed: int) -> dict[str, Any]:
         split = prepared.split(name)
         if split is None:
             continue
-        texts = [split.text(int(i)) for i in choose_examples(len(split), _LEAD_EXAMPLES, seed)]
+        chosen = choose_examples(len(split), _LEAD_EXAMPLES, config.seed)
+        texts = [split.text(int(index)) for index in chosen]
         references = [text["summary"] for text in texts]
         lead = lead_baseline([text["document"] for text in texts], references)
-        scores = score_pairs(lead, references, num_cores()).summary()["scores"]
+        settings = RougeSettings.of(config.evaluation)
+        scores = score_pairs(lead, references, settings, num_cores()).summary()["scores"]
         figures[name] = {"examples": len(texts)} | {
             metric: values["fmeasure"] for metric, values in scores.items()
         }

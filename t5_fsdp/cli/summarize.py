@@ -68,7 +68,7 @@ def _summarize(argv: Sequence[str], session: Session) -> None:
     lines = [""] * len(texts)  # a blank text has nothing to summarize
     for position, number in enumerate(written):
         # One line a text, whatever the summary's own lines.
-        lines[number] = " ".join(summaries[position].split())
+        lines[number] = " ".join(summaries[position].text.split())
     for line in lines:
         print(line, flush=True)
 

@@ -369,6 +369,7 @@ def _validator(
     from t5_fsdp.data.tokenization import newline_id
     from t5_fsdp.evaluation.evaluate import choose_examples, validate
     from t5_fsdp.evaluation.generation import GenerationSettings
+    from t5_fsdp.evaluation.rouge import RougeSettings
     from t5_fsdp.model.build import build_with_weights
     from t5_fsdp.parallel.common import DTYPES
 
@@ -393,6 +394,7 @@ def _validator(
             split,
             indices,
             GenerationSettings.of(config.evaluation),
+            RougeSettings.of(config.evaluation),
             world,
             session.console,
             newline=newline,

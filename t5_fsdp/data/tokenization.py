@@ -277,6 +277,11 @@ def _writes_newlines(tokenizer: PreTrainedTokenizerBase) -> bool:
     return "\n" in tokenizer.decode(ids)
 
 
+def sentinel_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """The ids of <extra_id_0>, <extra_id_1> ..., the marks of gaps in T5's pretraining."""
+    return {id for token, id in tokenizer.get_vocab().items() if token.startswith("<extra_id_")}
+
+
 def encode_sources(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], prefix: str, max_source_tokens: int
 ) -> list[np.ndarray]:

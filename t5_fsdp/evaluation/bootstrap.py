@@ -1,4 +1,4 @@
-"""Confidence intervals of mean scores, by resampling the examples."""
+"""Confidence intervals of mean scores, by resampling the examples (Efron 1979)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ CONFIDENCE = 0.95
 _BLOCK_BYTES = 20 * 2**20
 
 
-def bootstrap_interval(values: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Low and high end, [columns] each, of the 95 % percentile bootstrap interval of column means.
+def resampled_means(values: np.ndarray, seed: int) -> np.ndarray:
+    """Column means of 1,000 resamples, [resamples, columns].
+
+    The same seed and number of examples give the same resamples, whatever the values: means of
+    two systems on the same examples are paired.
 
     Args:
         values: [examples, columns], at least one example. Rows are drawn whole, with replacement.
-        seed: of the 1,000 resamples.
     """
     num_examples = len(values)
     generator = numpy_generator(seed, "rouge bootstrap")
@@ -29,8 +31,21 @@ def bootstrap_interval(values: np.ndarray, seed: int) -> tuple[np.ndarray, np.nd
             drawn = generator.integers(num_examples, size=num_examples)
             row[:] = np.bincount(drawn, minlength=num_examples)
         means.append(counts @ values / num_examples)
+    return np.concatenate(means)
+
+
+def bootstrap_percentiles(
+    values: np.ndarray, seed: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Low end, median and high end, [columns] each, of the resampled column means.
+
+    Low and high bound the 95 % percentile interval of the mean.
+
+    Args:
+        values, seed: as of `resampled_means`.
+    """
     tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(np.concatenate(means), [tail, 1 - tail], axis=0)
+    low, middle, high = np.quantile(resampled_means(values, seed), [tail, 0.5, 1 - tail], axis=0)
     # Rounding must not put the mean of equal scores outside of their interval.
     mean = values.mean(axis=0)
-    return np.minimum(low, mean), np.maximum(high, mean)
+    return np.minimum(low, mean), middle, np.maximum(high, mean)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +12,11 @@ import torch
 
 from t5_fsdp.console import Console
 from t5_fsdp.data.batching import SpecialIds, evaluation_batches
+from t5_fsdp.data.tokenization import Encoder
 from t5_fsdp.distributed import World
-from t5_fsdp.evaluation.generation import GenerationSettings, generate
-from t5_fsdp.evaluation.predictions import write_predictions, write_rouge
-from t5_fsdp.evaluation.rouge import METRICS, Scores, score_pairs
+from t5_fsdp.evaluation.generation import GeneratedSummary, GenerationSettings, generate
+from t5_fsdp.evaluation.rouge import METRICS, RougeSettings
+from t5_fsdp.evaluation.scoring import Evaluation, evaluate_rows
 from t5_fsdp.evaluation.workers import num_cores
 from t5_fsdp.seeding import numpy_generator
 
@@ -85,28 +86,27 @@ def validation_loss(
     return world.sum([total])[0] / int(split.target_lengths[indices].sum())
 
 
-def summarize_split(
+def summarize(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    split: TokenizedSplit,
-    indices: np.ndarray,
+    sources: Sequence[np.ndarray],
     settings: GenerationSettings,
     world: World,
     console: Console,
     newline: int | None = None,
     should_stop: Callable[[], bool] = lambda: False,
-) -> list[str] | None:
-    """Summaries of `indices` in their order, on rank 0 (None elsewhere); a collective.
+) -> list[GeneratedSummary] | None:
+    """Summaries of `sources` in their order, on rank 0 (None elsewhere); a collective.
 
     Args:
+        sources: token ids with prefix and end mark, the same on every rank.
         newline: the token that stands for a newline, see `tokenization.newline_id`.
         should_stop: asked before each batch, on each rank.
 
     Raises:
         EvaluationStopped: one of the ranks was told to stop.
     """
-    sources = [split.source(int(index)) for index in indices]
-    with console.progress(len(indices), "summaries") as progress:
+    with console.progress(len(sources), "summaries") as progress:
         # The bar counts rank 0's rows for all: ranks are dealt equal work.
         mine = generate(
             model,
@@ -116,51 +116,51 @@ def summarize_split(
             rank=world.rank,
             world_size=world.world_size,
             newline=newline,
-            on_batch=lambda rows: progress.advance(min(rows * world.world_size, len(indices))),
+            on_batch=lambda rows: progress.advance(min(rows * world.world_size, len(sources))),
             should_stop=should_stop,
         )
     _stop_together(world, should_stop)
     gathered = world.gather_objects(mine)
     if gathered is None:
         return None
-    merged: dict[int, str] = {}
+    merged: dict[int, GeneratedSummary] = {}
     for share in gathered:
         assert not merged.keys() & share.keys(), "an example was decoded twice"
         merged.update(share)
-    assert len(merged) == len(indices), "an example was not decoded"
-    return [merged[position] for position in range(len(indices))]
+    assert len(merged) == len(sources), "an example was not decoded"
+    return [merged[position] for position in range(len(sources))]
 
 
-def score_split(
-    split: TokenizedSplit, indices: np.ndarray, predictions: list[str]
-) -> tuple[Scores, list[dict[str, Any]]]:
-    """ROUGE against the references, and the rows of predictions.jsonl."""
-    texts = [split.text(int(index)) for index in indices]
-    # The other ranks wait meanwhile: their cores are free.
-    scores = score_pairs(predictions, [text["summary"] for text in texts], num_cores())
-    rows = [
-        {
-            "id": text["id"],
-            "document": text["document"],
-            "reference": text["summary"],
-            "prediction": prediction,
-            **row,
-        }
-        for text, prediction, row in zip(texts, predictions, scores.rows(), strict=True)
+def examples_of(split: TokenizedSplit, indices: np.ndarray) -> list[dict[str, str]]:
+    """The texts of a split as predictions.jsonl names them: id, document, reference."""
+    texts = (split.text(int(index)) for index in indices)
+    return [
+        {"id": text["id"], "document": text["document"], "reference": text["summary"]}
+        for text in texts
     ]
-    return scores, rows
 
 
-def write_evaluation(
-    folder: Path, scores: Scores, rows: list[dict[str, Any]], settings: dict[str, Any]
-) -> dict[str, Any]:
-    """rouge.json and predictions.jsonl in `folder`; what rouge.json holds."""
-    summary = scores.summary()
-    summary["settings"].update(settings)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_predictions(folder / "predictions.jsonl", rows)
-    write_rouge(folder / "rouge.json", summary)
-    return summary
+def score_summaries(
+    examples: Sequence[Mapping[str, Any]],
+    summaries: Sequence[GeneratedSummary],
+    tokenizer: PreTrainedTokenizerBase,
+    settings: RougeSettings,
+    console: Console | None = None,
+) -> Evaluation:
+    """All figures of generated summaries, on all cores: the other ranks wait meanwhile.
+
+    Args:
+        examples: of `examples_of`.
+        summaries: one for each.
+        tokenizer: the model's.
+    """
+    rows = [
+        {**example, "prediction": made.text, "cut": made.cut, "sentinels": made.sentinels}
+        for example, made in zip(examples, summaries, strict=True)
+    ]
+    return evaluate_rows(
+        rows, settings, processes=num_cores(), encoder=Encoder(tokenizer), console=console
+    )
 
 
 def validate(
@@ -171,6 +171,7 @@ def validate(
     split: TokenizedSplit,
     indices: np.ndarray,
     settings: GenerationSettings,
+    rouge: RougeSettings,
     world: World,
     console: Console,
     *,
@@ -194,20 +195,21 @@ def validate(
     loss = validation_loss(
         model, split, indices, special, world, micro_batch_tokens, width_multiple, should_stop
     )
-    predictions = summarize_split(
-        full_model(), tokenizer, split, indices, settings, world, console, newline, should_stop
+    sources = [split.source(int(index)) for index in indices]
+    summaries = summarize(
+        full_model(), tokenizer, sources, settings, world, console, newline, should_stop
     )
 
     def score() -> dict[str, float]:
-        assert predictions is not None
-        scores, rows = score_split(split, indices, predictions)
-        summary = write_evaluation(output_dir, scores, rows, settings.to_json())
-        return {name: summary["scores"][name]["fmeasure"] for name in METRICS}
+        assert summaries is not None
+        evaluation = score_summaries(examples_of(split, indices), summaries, tokenizer, rouge)
+        evaluation.write(output_dir, settings.to_json())
+        return {name: evaluation.summary["scores"][name]["fmeasure"] for name in METRICS}
 
-    rouge = world.on_rank_zero(score)
+    figures = world.on_rank_zero(score)
     return {
         "loss": loss,
-        **rouge,
+        **figures,
         "examples": len(indices),
         "seconds": time.perf_counter() - began,
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,10 +11,24 @@ import torch
 
 from t5_fsdp.config import EvaluationConfig
 from t5_fsdp.data.batching import SpecialIds, collate
-from t5_fsdp.data.tokenization import decode_summary
+from t5_fsdp.data.tokenization import decode_summary, sentinel_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class GeneratedSummary:
+    """A summary, and what its text alone does not tell.
+
+    Attributes:
+        cut: it reached the length limit before the end mark.
+        sentinels: generated tokens <extra_id_N>, which decoding leaves out of the text.
+    """
+
+    text: str
+    cut: bool
+    sentinels: int
 
 
 @dataclass(frozen=True)
@@ -74,7 +88,7 @@ def generate(
     newline: int | None = None,
     on_batch: Callable[[int], None] = lambda rows: None,
     should_stop: Callable[[], bool] = lambda: False,
-) -> dict[int, str]:
+) -> dict[int, GeneratedSummary]:
     """Decode this rank's share of `sources`.
 
     Args:
@@ -91,7 +105,8 @@ def generate(
     batches = plan_generation([len(source) for source in sources], settings)
     was_training = model.training
     model.eval()
-    summaries: dict[int, str] = {}
+    summaries: dict[int, GeneratedSummary] = {}
+    sentinels = sentinel_ids(tokenizer) - {newline}
     for number in deal_batches(len(batches), rank, world_size):
         if should_stop():
             break
@@ -108,8 +123,22 @@ def generate(
             do_sample=False,
         )
         # The first id is the decoder's start.
-        texts = [decode_summary(tokenizer, ids[1:], newline) for ids in output.tolist()]
-        summaries.update(zip(batch, texts, strict=True))
+        made = [_summary_of(ids[1:], tokenizer, newline, sentinels) for ids in output.tolist()]
+        summaries.update(zip(batch, made, strict=True))
         on_batch(len(batch))
     model.train(was_training)
     return summaries
+
+
+def _summary_of(
+    ids: list[int],
+    tokenizer: PreTrainedTokenizerBase,
+    newline: int | None,
+    sentinels: Set[int],
+) -> GeneratedSummary:
+    """Of generated ids without the decoder's start; behind the end mark there may be padding."""
+    return GeneratedSummary(
+        text=decode_summary(tokenizer, ids, newline),
+        cut=tokenizer.eos_token_id not in ids,
+        sentinels=sum(token_id in sentinels for token_id in ids),
+    )

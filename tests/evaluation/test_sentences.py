@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 
-from t5_fsdp.evaluation.sentences import split_sentences
+from t5_fsdp.evaluation.sentences import list_sentences, split_sentences
 from tests.odd_texts import odd_text
 
 
@@ -19,3 +19,13 @@ def test_lines_are_sentences_and_other_texts_are_split():
     assert split_sentences("One. Two.\nThree.") == "One. Two.\nThree."
     one_line = [line.strip() for line in split_sentences("Dr. Smith came. He left.\n").split("\n")]
     assert [line for line in one_line if line] == ["Dr. Smith came.", "He left."]
+
+
+def test_sentences_of_lines_are_listed_without_blank_ones():
+    assert list_sentences(" One. Two\n\nThree is here. Four ") == [
+        "One.",
+        "Two",
+        "Three is here.",
+        "Four",
+    ]
+    assert list_sentences(" \n") == []

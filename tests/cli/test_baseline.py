@@ -21,13 +21,12 @@ ROWS = [
 
 @pytest.fixture(scope="module")
 def steps(pools: Any, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The checkpoints of steps 1 and 12 of a run."""
+    """The checkpoints of steps 6 and 12 of a run."""
     run_dir = tmp_path_factory.mktemp("compared") / "run"
-    options = {"checkpoint.keep_every": 1, "checkpoint.every_steps": 1, "train.max_steps": 12,
-               "evaluation.max_examples": 2, "checkpoint.keep_last": 1}  # fmt: skip
+    options = {"checkpoint.every_steps": 6, "train.max_steps": 12, "evaluation.max_examples": 2}
     code, _, err = pools(1).command("train", tiny_options(corpus, run_dir, **options))
     assert code == 0, err
-    found = [run_dir / "checkpoints" / f"step-{step:08d}" for step in (1, 12)]
+    found = [run_dir / "checkpoints" / f"step-{step:08d}" for step in (6, 12)]
     assert all(map(Path.is_dir, found))
     return found
 
@@ -59,7 +58,7 @@ def test_two_checkpoints_are_compared(pools: Any, steps: list[Path], tmp_path: P
     assert metric["fmeasure"] == read(tmp_path / "rouge.json")["scores"]["rouge1"]["fmeasure"]
     # The baseline's summaries are those of an evaluation of its own, on another number of ranks.
     evaluate(pools, "--checkpoint", first)
-    own = first.parent.parent / "evaluation" / "step-00000001" / "test"
+    own = first.parent.parent / "evaluation" / "step-00000006" / "test"
     assert predictions_in(tmp_path / "baseline") == predictions_in(own)
     assert metric["baseline_fmeasure"] == read(own / "rouge.json")["scores"]["rouge1"]["fmeasure"]
     # They are not generated twice, but with other settings they are.

@@ -296,6 +296,24 @@ class EvaluationConfig:
     """Longest generated summary in tokens."""
     length_penalty: float = 1.0
     """Exponent on the length in beam search; above 0 favours longer summaries."""
+    min_new_tokens: int = 0
+    """Shortest generated summary in tokens."""
+    no_repeat_ngram_size: int = 0
+    """No summary holds the same so many tokens in a row twice; 0: they may."""
+    do_sample: bool = False
+    """Draw tokens at random (seeded) instead of taking the likeliest."""
+    temperature: float = 1.0
+    """With do_sample: below 1 likelier tokens are favoured more."""
+    top_k: int = 0
+    """With do_sample: only the so many likeliest tokens are drawn from; 0: all."""
+    top_p: float = 1.0
+    """With do_sample: only the likeliest tokens of so much probability together are drawn from."""
+    batch_examples: int | None = None
+    """Most examples in one generation batch of a device; null: as batch_tokens allows."""
+    generation_mode: Literal["auto", "gather", "sharded"] = "auto"
+    """gather: each rank gets the whole model once and decodes by itself; sharded: a block's weights
+    are gathered for every token, which is slow but fits; auto: gather where the whole model fits
+    into what memory is free."""
     best_metric: Literal["rouge1", "rouge2", "rougeL", "rougeLsum", "loss"] = "rougeLsum"
     """What makes a checkpoint the best: highest ROUGE, or lowest validation loss."""
     rouge_preset: Literal["default", "t5", "hf", "pegasus"] = "default"
@@ -438,6 +456,10 @@ _MINIMUM: dict[str, float] = {
     "evaluation.batch_tokens": 1,
     "evaluation.num_beams": 1,
     "evaluation.max_new_tokens": 1,
+    "evaluation.min_new_tokens": 0,
+    "evaluation.no_repeat_ngram_size": 0,
+    "evaluation.top_k": 0,
+    "evaluation.batch_examples": 1,
     "logging.every_steps": 1,
 }
 _MAXIMUM: dict[str, float] = {
@@ -445,6 +467,7 @@ _MAXIMUM: dict[str, float] = {
     "train.epochs": 1e9,
     "train.width_multiple": 1024,
     "train.label_smoothing": 0.99,
+    "evaluation.top_p": 1.0,
     "parallel.initial_loss_scale": 2**32,
     "model.lora_alpha": 1e6,
     "train.z_loss": 1.0,
@@ -453,6 +476,7 @@ _LARGEST = 2**31 - 1  # of every other whole number
 # These must be larger than zero: a run with none of it does nothing.
 _POSITIVE = (
     "model.lora_alpha", "optimizer.grad_clip_norm", "train.epochs", "checkpoint.every_minutes",
+    "evaluation.temperature", "evaluation.top_p",
 )  # fmt: skip
 
 # Values that are reserved but not honoured by this version: refused, never ignored.
@@ -569,6 +593,7 @@ def _combination_problems(config: Config) -> list[str]:
     problems += _data_problems(data)
     problems += _parallel_problems(config.parallel)
     problems += _optimizer_problems(config.optimizer, config.parallel)
+    problems += _generation_problems(config.evaluation, config.parallel)
     if data.streaming and config.train.max_steps is None:
         problems.append(
             "data.streaming needs train.max_steps: how many examples there are is not known before"
@@ -591,6 +616,27 @@ def _combination_problems(config: Config) -> list[str]:
         )
     if not config.checkpoint.resume:
         problems.append("checkpoint.resume is empty; give auto, never or a checkpoint folder")
+    return problems
+
+
+def _generation_problems(evaluation: EvaluationConfig, parallel: ParallelConfig) -> list[str]:
+    problems = []
+    if evaluation.min_new_tokens > evaluation.max_new_tokens:
+        problems.append(
+            f"evaluation.min_new_tokens is {evaluation.min_new_tokens}, more than "
+            f"evaluation.max_new_tokens ({evaluation.max_new_tokens}); lower it"
+        )
+    for name in ("temperature", "top_k", "top_p"):
+        value, neutral = getattr(evaluation, name), getattr(EvaluationConfig, name)
+        if value != neutral and not evaluation.do_sample:
+            problems.append(
+                f"evaluation.{name} is only with evaluation.do_sample: true; set it to {neutral}"
+            )
+    if evaluation.generation_mode == "sharded" and parallel.engine == "ddp":
+        problems.append(
+            "evaluation.generation_mode: sharded is not for parallel.engine: ddp, where every rank "
+            "has the whole model; use gather"
+        )
     return problems
 
 

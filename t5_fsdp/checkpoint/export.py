@@ -35,7 +35,11 @@ from t5_fsdp.parallel.common import DTYPES
 
 # In task_specific_params, where T5 keeps its prefix: an export is evaluated as it was trained.
 _DATA_OPTIONS = ("prefix", "keep_newlines", "max_source_tokens")
-_GENERATION_OPTIONS = ("num_beams", "max_new_tokens", "length_penalty")
+_GENERATION_OPTIONS = (
+    "num_beams", "max_new_tokens", "length_penalty", "min_new_tokens", "no_repeat_ngram_size",
+    "do_sample",
+)  # fmt: skip
+_SAMPLING_OPTIONS = ("temperature", "top_k", "top_p")  # transformers refuses them without do_sample
 
 
 @dataclass(frozen=True)
@@ -149,9 +153,8 @@ def _write_model_files(
     model.config.task_specific_params = {
         "summarization": {name: getattr(data, name) for name in _DATA_OPTIONS}
     }
-    model.generation_config.update(
-        **{name: getattr(generation, name) for name in _GENERATION_OPTIONS}
-    )
+    names = _GENERATION_OPTIONS + (_SAMPLING_OPTIONS if generation.do_sample else ())
+    model.generation_config.update(**{name: getattr(generation, name) for name in names})
     model.config.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
     _state_own_head(folder / "config.json", spec.own_head)
@@ -257,7 +260,11 @@ def exported_options(folder: Path) -> dict[str, dict[str, Any]]:
         stored = config["task_specific_params"]["summarization"]
         return {
             "data": {name: stored[name] for name in _DATA_OPTIONS},
-            "evaluation": {name: generation[name] for name in _GENERATION_OPTIONS},
+            "evaluation": {
+                name: generation[name]
+                for name in (*_GENERATION_OPTIONS, *_SAMPLING_OPTIONS)
+                if name in _GENERATION_OPTIONS or generation.get("do_sample")
+            },
         }
     except (OSError, ValueError, KeyError, TypeError):
         return {}

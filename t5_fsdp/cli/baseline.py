@@ -159,7 +159,7 @@ def _generate(
     from t5_fsdp.evaluation.evaluate import score_summaries, summarize
 
     assert session.world is not None
-    loaded = load_model(found, config, session.world.device)
+    loaded = load_model(found, config, session.world, session.console)
     session.console.say(f"summarizing {len(examples):,} documents with {loaded.source}")
     sources = encode_sources(
         loaded.tokenizer,
@@ -168,7 +168,7 @@ def _generate(
         config.data.max_source_tokens,
     )
     summaries = summarize(
-        loaded.model,
+        loaded.generator,
         loaded.tokenizer,
         sources,
         generation_settings(config),
@@ -185,7 +185,7 @@ def generation_settings(config: Config) -> GenerationSettings:
     """How summaries are decoded."""
     from t5_fsdp.evaluation.generation import GenerationSettings
 
-    return GenerationSettings.of(config.evaluation)
+    return GenerationSettings.of(config.evaluation, config.seed)
 
 
 def prediction_settings(found: FoundModel, config: Config) -> dict[str, Any]:

@@ -106,13 +106,15 @@ def _evaluate_checkpoint(layers: Layers, session: Session) -> None:
     from t5_fsdp.data.tokenization import newline_id
     from t5_fsdp.evaluation.evaluate import examples_of, score_summaries, summarize
     from t5_fsdp.evaluation.rouge import RougeSettings
+    from t5_fsdp.evaluation.unfinished import Unfinished
 
     found = find_model(layers, "--checkpoint", layers.own["checkpoint"])
     config = resolve(layers, found.base)
     baseline = find_baseline(layers, config)
     world = session.enter_world()
     found.choose(config.evaluation.best_metric)
-    loaded = load_model(found, config, world.device)
+    world.connect(config.train.collective_timeout_seconds)
+    loaded = load_model(found, config, world, session.console)
     tokenizer, source = loaded.tokenizer, loaded.source
     prepared = _prepared(config, found.stored_data, loaded, session)
     name = layers.own["split"]
@@ -130,16 +132,19 @@ def _evaluate_checkpoint(layers: Layers, session: Session) -> None:
         # Before the summaries, which may take hours: other examples are refused at once.
         waiting = baseline
         world.on_rank_zero(lambda: add_predictions(waiting, examples, source))
-    world.connect(config.train.collective_timeout_seconds)
     rouge = RougeSettings.of(config.evaluation)
+    sources = [split.source(int(index)) for index in indices]
+    settings = prediction_settings(found, config)
+    unfinished = Unfinished(folder, {**settings, "model": found.fingerprint}, sources)
     summaries = summarize(
-        loaded.model,
+        loaded.generator,
         tokenizer,
-        [split.source(int(index)) for index in indices],
+        sources,
         generation_settings(config),
         world,
         console,
         newline_id(tokenizer, config.data.keep_newlines),
+        unfinished=unfinished,
     )
     del loaded  # makes room for a baseline's model
     evaluations = []
@@ -147,7 +152,8 @@ def _evaluate_checkpoint(layers: Layers, session: Session) -> None:
     def score() -> None:
         assert summaries is not None
         evaluation = score_summaries(examples, summaries, tokenizer, rouge, console)
-        evaluation.write(folder, prediction_settings(found, config))
+        evaluation.write(folder, settings)
+        unfinished.delete()
         evaluations.append(evaluation)
 
     world.on_rank_zero(score)

@@ -14,7 +14,12 @@ from t5_fsdp.errors import UserError
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
+
+    from t5_fsdp.console import Console
+    from t5_fsdp.distributed import World
+    from t5_fsdp.evaluation.evaluate import Generator
+    from t5_fsdp.model.build import ModelSpec
 
 
 @dataclass
@@ -34,6 +39,17 @@ class FoundModel:
     @property
     def stored_data(self) -> dict[str, Any] | None:
         return self.base.get("data")
+
+    @property
+    def fingerprint(self) -> str:
+        """What tells its weights from others' of the same name, as far as files show it."""
+        from t5_fsdp.checkpoint.format import COMPLETE
+
+        if self.checkpoint is not None:  # COMPLETE has the checksum of every other file
+            return (self.checkpoint / COMPLETE).read_text(encoding="utf-8")
+        files = sorted(path for path in Path(self.name).glob("*") if path.is_file())
+        stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+        return f"{self.name} {stats}"
 
     def choose(self, best_metric: str) -> None:
         """Of a run's folder take the best checkpoint by `best_metric`."""
@@ -59,14 +75,15 @@ class FoundModel:
 
 @dataclass
 class LoadedModel:
-    """A whole model on one device, ready to generate.
+    """A model that is ready to generate.
 
     Attributes:
+        generator: a whole model on this rank's device, or one that is sharded over all ranks.
         source: what it was loaded from, for messages.
         prepared: the prepared data of its run.
     """
 
-    model: PreTrainedModel
+    generator: Generator
     tokenizer: PreTrainedTokenizerBase
     tokenizer_source: str
     source: str
@@ -128,38 +145,74 @@ def _check_model_flags(flags: dict[str, Any], stored: dict[str, Any], checkpoint
         raise UserError(*problems)
 
 
-def load_model(found: FoundModel, config: Config, device: torch.device) -> LoadedModel:
-    """Read the weights, in the precision to compute in, onto `device`.
+def load_model(
+    found: FoundModel, config: Config, world: World, console: Console, *, may_shard: bool = True
+) -> LoadedModel:
+    """Read the weights, in the precision to compute in; a collective where they are sharded.
+
+    Args:
+        may_shard: where the whole model does not fit; needs the process group.
 
     Raises:
         UserError: damaged, not readable, or not a model for summaries.
     """
-    from t5_fsdp.checkpoint.format import TOKENIZER, read_state
-    from t5_fsdp.checkpoint.manager import read_weights
-    from t5_fsdp.data.tokenization import load_tokenizer
-    from t5_fsdp.model.build import build_with_weights, check_positions, resolve_spec
-    from t5_fsdp.model.pretrained import open_pretrained
+    from t5_fsdp.cli.generator import generates_sharded, shard_for_generation
+    from t5_fsdp.evaluation.evaluate import Generator
+    from t5_fsdp.model.build import build_with_weights
     from t5_fsdp.parallel.common import DTYPES
     from t5_fsdp.parallel.precision import use_tf32
 
-    use_tf32(config.parallel.tf32, device)
-    dtype = DTYPES[config.parallel.param_dtype]
+    use_tf32(config.parallel.tf32, world.device)
+    opened = _open(found, config)
+    if may_shard and generates_sharded(opened.spec, config, world, console):
+        generator = shard_for_generation(opened.spec, opened.weights, config, world)
+    else:
+        dtype = DTYPES[config.parallel.param_dtype]
+        cast = {
+            name: tensor.to(device=world.device, dtype=dtype)
+            for name, tensor in opened.weights.items()
+        }
+        generator = Generator.whole(build_with_weights(opened.spec, cast, config.model.attention))
+    return LoadedModel(
+        generator=generator,
+        tokenizer=opened.tokenizer,
+        tokenizer_source=opened.tokenizer_source,
+        source=found.name if found.checkpoint is None else str(found.checkpoint),
+        prepared=opened.prepared,
+    )
+
+
+@dataclass
+class _Opened:
+    """A model whose weights are read when they are asked for."""
+
+    spec: ModelSpec
+    weights: Mapping[str, torch.Tensor]
+    tokenizer: PreTrainedTokenizerBase
+    tokenizer_source: str
+    prepared: Path | None
+
+
+def _open(found: FoundModel, config: Config) -> _Opened:
+    from t5_fsdp.checkpoint.format import TOKENIZER, read_state
+    from t5_fsdp.checkpoint.manager import StoredWeights
+    from t5_fsdp.data.tokenization import load_tokenizer
+    from t5_fsdp.model.build import check_positions, resolve_spec
+    from t5_fsdp.model.pretrained import open_pretrained
+
+    weights: Mapping[str, torch.Tensor]
     if found.checkpoint is not None:
         state = read_state(found.checkpoint)
-        tokenizer_source = str(found.checkpoint / TOKENIZER)
-        spec = state.spec
-        weights: Mapping[str, torch.Tensor] = read_weights(found.checkpoint)
+        tokenizer_source, prepared = str(found.checkpoint / TOKENIZER), Path(state.prepared)
         tokenizer = load_tokenizer(tokenizer_source)
-        source = str(found.checkpoint)
+        spec, weights = state.spec, StoredWeights(found.checkpoint)
     else:
         options = hub_options(found.name, config)
-        tokenizer_source = found.name
+        tokenizer_source, prepared = found.name, None
         tokenizer = load_tokenizer(tokenizer_source, options.revision)
         spec = resolve_spec(options, tokenizer)
         opened = open_pretrained(options, spec)
         weights, spec.own_head = opened.tensors, opened.own_head
-        source = found.name
-        state = None
     check_positions(
         spec.config,
         {
@@ -167,14 +220,7 @@ def load_model(found: FoundModel, config: Config, device: torch.device) -> Loade
             "evaluation.max_new_tokens": config.evaluation.max_new_tokens,
         },
     )
-    cast = {name: tensor.to(device=device, dtype=dtype) for name, tensor in weights.items()}
-    return LoadedModel(
-        model=build_with_weights(spec, cast, config.model.attention),
-        tokenizer=tokenizer,
-        tokenizer_source=tokenizer_source,
-        source=source,
-        prepared=Path(state.prepared) if state else None,
-    )
+    return _Opened(spec, weights, tokenizer, tokenizer_source, prepared)
 
 
 def hub_options(name: str, config: Config) -> ModelConfig:

@@ -44,7 +44,7 @@ def _summarize(argv: Sequence[str], session: Session) -> None:
     from t5_fsdp.data.tokenization import encode_sources, newline_id
     from t5_fsdp.evaluation.generation import GenerationSettings, generate
 
-    loaded = load_model(found, config, world.device)
+    loaded = load_model(found, config, world, session.console, may_shard=False)
     written = [number for number, text in enumerate(texts) if text.strip()]
     sources = encode_sources(
         loaded.tokenizer,
@@ -58,13 +58,14 @@ def _summarize(argv: Sequence[str], session: Session) -> None:
             f"{cut} of {len(texts)} texts reach data.max_source_tokens "
             f"({config.data.max_source_tokens}); what is beyond it was not read"
         )
-    summaries = generate(
-        loaded.model,
-        loaded.tokenizer,
-        sources,
-        GenerationSettings.of(config.evaluation),
-        newline=newline_id(loaded.tokenizer, config.data.keep_newlines),
-    )
+    with loaded.generator.open() as model:
+        summaries = generate(
+            model,
+            loaded.tokenizer,
+            sources,
+            GenerationSettings.of(config.evaluation, config.seed),
+            newline=newline_id(loaded.tokenizer, config.data.keep_newlines),
+        )
     lines = [""] * len(texts)  # a blank text has nothing to summarize
     for position, number in enumerate(written):
         # One line a text, whatever the summary's own lines.

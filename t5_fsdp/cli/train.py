@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from t5_fsdp.cli import run_folder
 from t5_fsdp.cli.export_hf import export_at_end
+from t5_fsdp.cli.generator import training_generator
 from t5_fsdp.cli.options import Extra, dump_yaml, parse_layers, resolve
 from t5_fsdp.cli.prepare_data import prepare_on_all_ranks, say_audit
 from t5_fsdp.cli.process import Session, run
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from t5_fsdp.cli.starting_point import StartingPoint
     from t5_fsdp.data.prepared import PreparedData
     from t5_fsdp.distributed import World
+    from t5_fsdp.evaluation.evaluate import Generator
     from t5_fsdp.parallel.engine import Engine
 
 _EXTRA = [
@@ -370,8 +372,6 @@ def _validator(
     from t5_fsdp.evaluation.evaluate import choose_examples, validate
     from t5_fsdp.evaluation.generation import GenerationSettings
     from t5_fsdp.evaluation.rouge import RougeSettings
-    from t5_fsdp.model.build import build_with_weights
-    from t5_fsdp.parallel.common import DTYPES
 
     split = prepared.split("validation")
     if split is None:
@@ -379,21 +379,21 @@ def _validator(
         return None
     newline = newline_id(start.tokenizer, config.data.keep_newlines)
     indices = choose_examples(len(split), config.evaluation.max_examples, config.seed)
-    dtype = DTYPES[config.parallel.param_dtype]
 
-    def full_model() -> Any:
-        engine.after_evaluation()  # the loss is done
-        return build_with_weights(start.spec, engine.gather_full(dtype), config.model.attention)
+    generators: list[Generator] = []
 
     def run_validation(step: int) -> dict[str, float]:
+        if not generators:  # by now the optimizer has its state, and what is free is free
+            made = training_generator(engine, start.spec, config, world, session.console)
+            generators.append(made)
         return validate(
             engine.model,
-            full_model,
+            generators[0],
             start.tokenizer,
             start.special,
             split,
             indices,
-            GenerationSettings.of(config.evaluation),
+            GenerationSettings.of(config.evaluation, config.seed),
             RougeSettings.of(config.evaluation),
             world,
             session.console,

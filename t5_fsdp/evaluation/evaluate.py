@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +20,7 @@ from t5_fsdp.distributed import World
 from t5_fsdp.evaluation.generation import GeneratedSummary, GenerationSettings, generate
 from t5_fsdp.evaluation.rouge import METRICS, RougeSettings
 from t5_fsdp.evaluation.scoring import Evaluation, evaluate_rows
+from t5_fsdp.evaluation.unfinished import Unfinished
 from t5_fsdp.evaluation.workers import num_cores
 from t5_fsdp.seeding import numpy_generator
 
@@ -86,8 +90,26 @@ def validation_loss(
     return world.sum([total])[0] / int(split.target_lengths[indices].sum())
 
 
+@dataclass(frozen=True)
+class Generator:
+    """A model to generate with.
+
+    Attributes:
+        open: makes it ready, and lets go of it; a collective.
+        is_sharded: all ranks generate together, see `generation.generate`.
+    """
+
+    open: Callable[[], AbstractContextManager[PreTrainedModel]]
+    is_sharded: bool = False
+
+    @classmethod
+    def whole(cls, model: PreTrainedModel) -> Generator:
+        """A model that this rank has for itself."""
+        return cls(lambda: contextlib.nullcontext(model))
+
+
 def summarize(
-    model: PreTrainedModel,
+    generator: Generator,
     tokenizer: PreTrainedTokenizerBase,
     sources: Sequence[np.ndarray],
     settings: GenerationSettings,
@@ -95,6 +117,7 @@ def summarize(
     console: Console,
     newline: int | None = None,
     should_stop: Callable[[], bool] = lambda: False,
+    unfinished: Unfinished | None = None,
 ) -> list[GeneratedSummary] | None:
     """Summaries of `sources` in their order, on rank 0 (None elsewhere); a collective.
 
@@ -102,11 +125,26 @@ def summarize(
         sources: token ids with prefix and end mark, the same on every rank.
         newline: the token that stands for a newline, see `tokenization.newline_id`.
         should_stop: asked before each batch, on each rank.
+        unfinished: keeps finished batches, and has those of an interrupted run.
 
     Raises:
         EvaluationStopped: one of the ranks was told to stop.
     """
-    with console.progress(len(sources), "summaries") as progress:
+    merged, done = _finished(unfinished, world, len(sources), console)
+
+    def keep(batch: int, made: dict[int, GeneratedSummary]) -> None:
+        if unfinished is not None:
+            unfinished.add(world.rank, batch, made)
+
+    def stop() -> bool:
+        if generator.is_sharded:  # nobody may leave the others alone
+            return world.sum([float(should_stop())])[0] > 0
+        return should_stop()
+
+    with (
+        console.progress(len(sources), "summaries", len(merged)) as progress,
+        generator.open() as model,
+    ):
         # The bar counts rank 0's rows for all: ranks are dealt equal work.
         mine = generate(
             model,
@@ -117,18 +155,40 @@ def summarize(
             world_size=world.world_size,
             newline=newline,
             on_batch=lambda rows: progress.advance(min(rows * world.world_size, len(sources))),
-            should_stop=should_stop,
+            should_stop=stop,
+            is_sharded=generator.is_sharded,
+            done=done,
+            keep=keep,
         )
     _stop_together(world, should_stop)
     gathered = world.gather_objects(mine)
     if gathered is None:
         return None
-    merged: dict[int, GeneratedSummary] = {}
     for share in gathered:
         assert not merged.keys() & share.keys(), "an example was decoded twice"
         merged.update(share)
     assert len(merged) == len(sources), "an example was not decoded"
     return [merged[position] for position in range(len(sources))]
+
+
+def _finished(
+    unfinished: Unfinished | None, world: World, num_sources: int, console: Console
+) -> tuple[dict[int, GeneratedSummary], set[int]]:
+    """Summaries of an interrupted run, on rank 0, and the numbers of their batches."""
+    merged: dict[int, GeneratedSummary] = {}
+    if unfinished is None:
+        return merged, set()
+
+    def read() -> list[int]:
+        batches = unfinished.read()
+        for made in batches.values():
+            merged.update(made)
+        return list(batches)
+
+    done = set(world.on_rank_zero(read))
+    if merged:
+        console.say(f"going on: {len(merged):,} of {num_sources:,} summaries are there already")
+    return merged, done
 
 
 def examples_of(split: TokenizedSplit, indices: np.ndarray) -> list[dict[str, str]]:
@@ -165,7 +225,7 @@ def score_summaries(
 
 def validate(
     model: nn.Module,
-    full_model: Callable[[], PreTrainedModel],
+    generator: Generator,
     tokenizer: PreTrainedTokenizerBase,
     special: SpecialIds,
     split: TokenizedSplit,
@@ -185,7 +245,7 @@ def validate(
 
     Args:
         model: the sharded model, for the loss.
-        full_model: gathers the whole model for decoding, on every rank.
+        generator: of the same weights.
         should_stop: whether this rank was asked to stop.
 
     Raises:
@@ -197,7 +257,7 @@ def validate(
     )
     sources = [split.source(int(index)) for index in indices]
     summaries = summarize(
-        full_model(), tokenizer, sources, settings, world, console, newline, should_stop
+        generator, tokenizer, sources, settings, world, console, newline, should_stop
     )
 
     def score() -> dict[str, float]:

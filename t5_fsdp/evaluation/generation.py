@@ -1,10 +1,15 @@
-"""Summaries by beam search, dealt over ranks so that their number never changes one."""
+"""Summaries, dealt over ranks so that their number never changes one.
+
+Batches are a function of the examples and settings. Each rank decodes whole batches, with a model
+of its own, or, where the weights stay sharded, in step with the others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+import inspect
+from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,6 +17,9 @@ import torch
 from t5_fsdp.config import EvaluationConfig
 from t5_fsdp.data.batching import SpecialIds, collate
 from t5_fsdp.data.tokenization import decode_summary, sentinel_ids
+from t5_fsdp.errors import UserError
+from t5_fsdp.model.cross_attention_cache import source_inputs
+from t5_fsdp.seeding import seed_torch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -33,25 +41,45 @@ class GeneratedSummary:
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """How a summary is decoded; the same for validation and final evaluation."""
+    """How a summary is decoded; the same for validation and final evaluation.
+
+    Attributes:
+        seed: of sampling; null without it.
+    """
 
     num_beams: int
     max_new_tokens: int
     length_penalty: float
     batch_tokens: int
+    min_new_tokens: int = 0
+    no_repeat_ngram_size: int = 0
+    batch_examples: int | None = None
+    do_sample: bool = False
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
 
     @classmethod
-    def of(cls, options: EvaluationConfig) -> GenerationSettings:
-        """The part of the evaluation options that decoding reads."""
-        return cls(
-            num_beams=options.num_beams,
-            max_new_tokens=options.max_new_tokens,
-            length_penalty=options.length_penalty,
-            batch_tokens=options.batch_tokens,
-        )
+    def of(cls, options: EvaluationConfig, seed: int) -> GenerationSettings:
+        """The part of the evaluation options that decoding reads.
 
-    def to_json(self) -> dict[str, float | int]:
+        Args:
+            seed: the run's.
+        """
+        names = [name for name in inspect.signature(cls).parameters if name != "seed"]
+        values = {name: getattr(options, name) for name in names}
+        return cls(**values, seed=seed if options.do_sample else None)
+
+    def to_json(self) -> dict[str, float | int | None]:
         return dict(vars(self))
+
+    def arguments(self) -> dict[str, Any]:
+        """What transformers' `generate` is called with."""
+        names = ["num_beams", "max_new_tokens", "min_new_tokens", "length_penalty"]
+        names += ["no_repeat_ngram_size", "do_sample"]
+        names += ["temperature", "top_k", "top_p"] if self.do_sample else []
+        return {name: getattr(self, name) for name in names}
 
 
 def plan_generation(lengths: Sequence[int], settings: GenerationSettings) -> list[list[int]]:
@@ -60,23 +88,31 @@ def plan_generation(lengths: Sequence[int], settings: GenerationSettings) -> lis
     rows x beams x longest source stays within `batch_tokens`; one example may exceed it alone.
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    most = settings.batch_examples or len(lengths)
     batches: list[list[int]] = []
     for index in order:
         longest = lengths[batches[-1][0]] if batches else 0
         rows = len(batches[-1]) + 1 if batches else 0
-        if batches and rows * settings.num_beams * longest <= settings.batch_tokens:
+        fits = rows <= most and rows * settings.num_beams * longest <= settings.batch_tokens
+        if batches and fits:
             batches[-1].append(index)
         else:
             batches.append([index])
     return batches
 
 
-def deal_batches(num_batches: int, rank: int, world_size: int) -> list[int]:
-    """Which batches a rank decodes: dealt in turn, since they come sorted by cost."""
-    return list(range(rank, num_batches, world_size))
+def deal_batches(
+    num_batches: int, rank: int, world_size: int, done: Collection[int] = ()
+) -> list[int]:
+    """Which batches a rank decodes: dealt in turn, since they come sorted by cost.
+
+    Args:
+        done: batches that nobody has to decode any more.
+    """
+    left = [number for number in range(num_batches) if number not in done]
+    return left[rank::world_size]
 
 
-@torch.inference_mode()
 def generate(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -88,46 +124,120 @@ def generate(
     newline: int | None = None,
     on_batch: Callable[[int], None] = lambda rows: None,
     should_stop: Callable[[], bool] = lambda: False,
+    is_sharded: bool = False,
+    done: Collection[int] = (),
+    keep: Callable[[int, dict[int, GeneratedSummary]], None] = lambda number, made: None,
 ) -> dict[int, GeneratedSummary]:
     """Decode this rank's share of `sources`.
 
     Args:
-        model: a whole model on this rank's device, in the dtype to compute in.
+        model: a whole model on this rank's device, in the dtype to compute in; or one of
+            `Engine.sharded_generation`.
         sources: token ids with prefix and end mark, [examples] of [source].
         newline: the token that stands for a newline, see `tokenization.newline_id`.
         on_batch: called after each batch with its number of rows.
-        should_stop: asked before each batch; then the rest is left out.
+        should_stop: asked before each batch; then the rest is left out. With `is_sharded` all ranks
+            have to hear the same.
+        is_sharded: all ranks call the model together: each of them as often as any other.
+        done: numbers of batches (of `plan_generation`) to leave out, the same on every rank.
+        keep: called after each batch with its number and summaries.
 
     Returns:
         position in `sources` -> summary.
+
+    Raises:
+        UserError: a single example does not fit into the GPU's memory.
     """
-    special = SpecialIds(tokenizer.pad_token_id, model.config.decoder_start_token_id)
     batches = plan_generation([len(source) for source in sources], settings)
+    decoder = _Decoder(model, tokenizer, settings, newline, is_sharded)
     was_training = model.training
     model.eval()
     summaries: dict[int, GeneratedSummary] = {}
-    sentinels = sentinel_ids(tokenizer) - {newline}
-    for number in deal_batches(len(batches), rank, world_size):
+    mine: list[int | None] = list(deal_batches(len(batches), rank, world_size, done))
+    if is_sharded:
+        # Whoever has a batch less decodes one again, since the others' calls need it.
+        most = len(deal_batches(len(batches), 0, world_size, done))
+        mine += [None] * (most - len(mine))
+    for number in mine:
         if should_stop():
             break
-        batch = batches[number]
-        # Only the sources count; collate wants targets too.
-        rows = collate([sources[i] for i in batch], [sources[i][:1] for i in batch], special)
-        rows = rows.to(model.device)
-        output = model.generate(  # type: ignore[operator]
-            input_ids=rows.input_ids,
-            attention_mask=rows.attention_mask,
-            num_beams=settings.num_beams,
-            max_new_tokens=settings.max_new_tokens,
-            length_penalty=settings.length_penalty,
-            do_sample=False,
-        )
-        # The first id is the decoder's start.
-        made = [_summary_of(ids[1:], tokenizer, newline, sentinels) for ids in output.tolist()]
-        summaries.update(zip(batch, made, strict=True))
+        batch = batches[-1 if number is None else number]
+        made = decoder.decode([sources[i] for i in batch], number or 0)
+        if number is None:
+            continue
+        named = dict(zip(batch, made, strict=True))
+        summaries.update(named)
+        keep(number, named)
         on_batch(len(batch))
     model.train(was_training)
     return summaries
+
+
+class _Decoder:
+    """Decodes batches with one model and its settings."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        settings: GenerationSettings,
+        newline: int | None,
+        is_sharded: bool,
+    ) -> None:
+        self._model, self._tokenizer = model, tokenizer
+        self._settings, self._newline, self._is_sharded = settings, newline, is_sharded
+        self._special = SpecialIds(tokenizer.pad_token_id, model.config.decoder_start_token_id)
+        self._sentinels = sentinel_ids(tokenizer) - {newline}
+        self._arguments = settings.arguments()
+        if is_sharded:
+            self._arguments["synced_gpus"] = True  # all go on until the last one has ended
+
+    def decode(self, sources: Sequence[np.ndarray], number: int) -> list[GeneratedSummary]:
+        """Summaries of one batch.
+
+        Args:
+            number: of the batch; sampling is seeded by it.
+        """
+        if not self._settings.do_sample:
+            return self._decode_or_halve(sources)
+        with torch.random.fork_rng():
+            assert self._settings.seed is not None
+            seed_torch(self._settings.seed, "sampling", number)
+            return self._decode_or_halve(sources)
+
+    def _decode_or_halve(self, sources: Sequence[np.ndarray]) -> list[GeneratedSummary]:
+        try:
+            return self._decode(sources)
+        except torch.OutOfMemoryError as error:
+            # Sharded, the other ranks are in the middle of the same batch.
+            if len(sources) == 1 or self._is_sharded:
+                raise UserError(
+                    f"decoding {len(sources)} examples does not fit into this GPU's memory "
+                    f"({str(error)[:100]}); lower evaluation.batch_tokens or num_beams"
+                ) from None
+        # Behind the except block, which holds on to the tensors of the failed attempt.
+        torch.cuda.empty_cache()
+        half = len(sources) // 2
+        return [*self._decode_or_halve(sources[:half]), *self._decode_or_halve(sources[half:])]
+
+    def _decode(self, sources: Sequence[np.ndarray]) -> list[GeneratedSummary]:
+        # Only the sources count; collate wants targets too.
+        rows = collate(sources, [source[:1] for source in sources], self._special)
+        rows = rows.to(self._model.device)
+        inputs: dict[str, Any] = {
+            "input_ids": rows.input_ids,
+            "attention_mask": rows.attention_mask,
+        }
+        # FSDP1 gathers into tensors that have to outlive inference mode.
+        with torch.no_grad() if self._is_sharded else torch.inference_mode():
+            if not self._is_sharded and self._settings.num_beams > 1:
+                inputs = source_inputs(self._model, **inputs)
+            output = self._model.generate(**inputs, **self._arguments)  # type: ignore[operator]
+        # The first id is the decoder's start.
+        return [
+            _summary_of(ids[1:], self._tokenizer, self._newline, self._sentinels)
+            for ids in output.tolist()
+        ]
 
 
 def _summary_of(

@@ -44,6 +44,11 @@ def implementation(model_type: str, attention: str) -> str:
     return attention
 
 
+def shares_source(model: Any) -> bool:
+    """Whether its cross-attention can do with a row of keys an example for all of its beams."""
+    return model.config._attn_implementation in (_SHARED, _OWN)
+
+
 def describe(model: Any) -> str:
     """The attention that a model uses, for the log."""
     name = str(model.config._attn_implementation)
@@ -180,17 +185,21 @@ def _attend(
 
     Args:
         choose_bias: (module, mask, position bias) -> what is added to the scores.
-        query, key, value: [batch, heads, tokens, d_kv].
+        query, key, value: [batch, heads, tokens, d_kv]; in decoding key and value may have a row an
+            example where the query has one a beam, see `cross_attention_cache.py`.
 
     Returns:
         [batch, query, heads, d_kv], and no weights.
     """
+    bias = choose_bias(module, attention_mask, position_bias)
+    rows, heads, _, d_kv = query.shape
+    beams = rows // key.shape[0]
+    if beams > 1:
+        # A beam's only query becomes one of several of its example.
+        query = query.view(-1, beams, heads, d_kv).transpose(1, 2)
+        bias = None if bias is None else bias[::beams]
     output = F.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=choose_bias(module, attention_mask, position_bias),
-        dropout_p=dropout,
-        scale=scaling,
+        query, key, value, attn_mask=bias, dropout_p=dropout, scale=scaling
     )
-    return output.transpose(1, 2).contiguous(), None
+    output = output.transpose(1, 2).contiguous()
+    return output.view(rows, 1, heads, d_kv) if beams > 1 else output, None

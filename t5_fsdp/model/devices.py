@@ -1,8 +1,13 @@
-"""What devices can do at most: dense bf16 matrix products, from the makers' data sheets."""
+"""What devices can do at most, from the makers' data sheets, and what memory is free on one."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 # Name part as torch reports it -> FLOP a second; the first match counts, so H100 PCIe before H100.
 _PEAK_BF16_FLOPS: tuple[tuple[str, float], ...] = (
@@ -39,3 +44,23 @@ def peak_flops(device_name: str, param_dtype: str, tf32: bool = False) -> float 
         table = _PEAK_FP32_FLOPS
     # Whole words: an L40S is no L4.
     return next((share * f for part, f in table if re.search(rf"\b{part}\b", device_name)), None)
+
+
+def free_memory_bytes(device: torch.device, processes_on_node: int) -> int | None:
+    """Memory that this process may still take, or None where the system does not tell.
+
+    Args:
+        device: a GPU, whose freed but still reserved memory counts as free; or the CPU.
+        processes_on_node: they share the host's memory.
+    """
+    import torch
+
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:  # not on Linux
+        return None
+    available = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
+    return None if available is None else 1024 * int(available) // processes_on_node

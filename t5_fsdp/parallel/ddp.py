@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -37,6 +40,9 @@ class DDPEngine(WholeModelEngine):
     def clip_grad_norm(self, max_norm: float | None) -> torch.Tensor:
         limit = float("inf") if max_norm is None else max_norm
         return nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+
+    def sharded_generation(self) -> contextlib.AbstractContextManager[Any]:
+        raise NotImplementedError("DDP has nothing sharded; gather_full costs no communication")
 
     def gather_full(self, dtype: torch.dtype) -> StateDict:
         tensors = stored_tensors(self.model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -61,6 +61,12 @@ class Engine(Protocol):
         """Scale gradients to at most `max_norm` (null: don't); the global norm before, a scalar.
 
         The same on every rank; not finite when any rank's gradient is not.
+        """
+
+    def sharded_generation(self) -> AbstractContextManager[Any]:
+        """A model whose `generate` all ranks call together, while the weights stay sharded.
+
+        Every rank has to call it as often as the others, with `synced_gpus`.
         """
 
     def gather_full(self, dtype: torch.dtype) -> StateDict:

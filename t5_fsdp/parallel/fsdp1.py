@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -95,6 +97,11 @@ class FSDP1Engine(WholeModelEngine):
         limit = float("inf") if max_norm is None else max_norm
         return self.model.clip_grad_norm_(limit)  # type: ignore[operator]
 
+    @contextlib.contextmanager
+    def sharded_generation(self) -> Iterator[Any]:
+        with torch.compiler.set_stance("force_eager"):  # its shapes are not training's
+            yield _Generator(self.model)
+
     def gather_full(self, dtype: torch.dtype) -> StateDict:
         full: dict[str, Any] = get_model_state_dict(
             self.model, options=StateDictOptions(full_state_dict=True)
@@ -108,3 +115,32 @@ class FSDP1Engine(WholeModelEngine):
         }
         share_buffers(self.model, found)
         return found
+
+
+class _Generator:
+    """`generate` of a model inside FSDP1's wrapper.
+
+    That gathers the root's weights only in its own forward: so the wrapper's forward runs
+    `generate`, which calls the model's forward as ever.
+    """
+
+    def __init__(self, wrapper: nn.Module) -> None:
+        self._wrapper = wrapper
+        self._model: Any = wrapper.module
+
+    def __getattr__(self, name: str) -> Any:  # config, device, training, ...
+        return getattr(self._model, name)
+
+    def generate(self, **arguments: Any) -> torch.Tensor:
+        """As transformers' `generate`; a collective."""
+        forward = self._model.forward
+
+        def run_once(**inputs: Any) -> Any:
+            self._model.forward = forward
+            return self._model.generate(**inputs)
+
+        self._model.forward = run_once
+        try:
+            return self._wrapper(**arguments)
+        finally:
+            self._model.forward = forward

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ from torch.distributed.fsdp import (
     MixedPrecisionPolicy,
     OffloadPolicy,
     fully_shard,
+    register_fsdp_forward_method,
 )
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -100,6 +102,14 @@ class FSDP2Engine:
         limit = float("inf") if max_norm is None else max_norm
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    @contextlib.contextmanager
+    def sharded_generation(self) -> Iterator[Any]:
+        # `generate` reads the embedding and the head itself: it has to gather the root's weights.
+        register_fsdp_forward_method(self.model, "generate")
+        with torch.compiler.set_stance("force_eager"):  # its shapes are not training's
+            yield self.model
+        self.after_evaluation()
 
     def gather_full(self, dtype: torch.dtype) -> StateDict:
         full: StateDict = {}

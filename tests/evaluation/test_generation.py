@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
+import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
-from t5_fsdp.data.tokenization import load_tokenizer, newline_id, sentinel_ids
+from t5_fsdp.data.tokenization import decode_summary, load_tokenizer, newline_id, sentinel_ids
+from t5_fsdp.errors import UserError
 from t5_fsdp.evaluation.generation import (
     GeneratedSummary,
     GenerationSettings,
     _summary_of,
     generate,
 )
+from tests.workers import joined_world
 
 
 def test_a_summary_knows_whether_it_was_cut_and_what_was_left_out(corpus: Path) -> None:
@@ -52,3 +57,145 @@ def test_generation_tells_what_it_did(corpus: Path) -> None:
     assert generate_only("</s>") == GeneratedSummary("", cut=False, sentinels=0)
     assert generate_only("<extra_id_99>") == GeneratedSummary("", cut=True, sentinels=0)
     assert generate_only("<extra_id_99>", None).sentinels == 3
+
+
+def settings_of(**values: Any) -> GenerationSettings:
+    defaults = {"num_beams": 2, "max_new_tokens": 9, "length_penalty": 1.0, "batch_tokens": 200}
+    return GenerationSettings(**{**defaults, **values})
+
+
+def tiny_model(attention: str = "eager") -> Any:
+    from t5_fsdp.model.build import ModelSpec, build_with_weights, draw_weights
+
+    config = T5Config(d_model=32, d_kv=8, d_ff=32, num_layers=2, num_heads=4, vocab_size=180,
+                      decoder_start_token_id=0)  # fmt: skip
+    spec = ModelSpec(config, own_head=True)
+    return build_with_weights(spec, draw_weights(spec, seed=3), attention)
+
+
+def random_sources(count: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(5)
+    return [rng.integers(2, 180, rng.integers(2, 40)).astype(np.int32) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"num_beams": 4},
+        {"num_beams": 4, "length_penalty": 0.6, "no_repeat_ngram_size": 2},
+        {"num_beams": 3, "min_new_tokens": 5},
+        {"num_beams": 1},
+        {"num_beams": 2, "batch_examples": 3},
+    ],
+)
+def test_summaries_are_those_of_transformers_one_by_one(
+    corpus: Path, values: dict[str, Any]
+) -> None:
+    tokenizer = load_tokenizer(str(corpus / "tokenizer"))
+    settings, sources = settings_of(**values), random_sources(17)
+    found = generate(tiny_model("sdpa"), tokenizer, sources, settings)
+    plain = tiny_model("eager").eval()
+    for position, source in enumerate(sources):
+        [ids] = plain.generate(
+            input_ids=torch.from_numpy(source[None].astype(np.int64)),
+            num_beams=settings.num_beams,
+            max_new_tokens=9,
+            length_penalty=settings.length_penalty,
+            no_repeat_ngram_size=settings.no_repeat_ngram_size,
+            min_new_tokens=settings.min_new_tokens,
+        ).tolist()
+        assert found[position].text == decode_summary(tokenizer, ids[1:], None)
+    assert len({made.text for made in found.values()}) > 2
+
+
+def test_sampling_depends_on_the_seed_alone(corpus: Path) -> None:
+    tokenizer, sources = load_tokenizer(str(corpus / "tokenizer")), random_sources(17)
+    model = tiny_model("sdpa")
+
+    def sample(seed: int, world_size: int = 1, **values: Any) -> dict[int, GeneratedSummary]:
+        settings = settings_of(num_beams=1, do_sample=True, seed=seed, **values)
+        shares = [
+            generate(model, tokenizer, sources, settings, rank=rank, world_size=world_size)
+            for rank in range(world_size)
+        ]
+        return {position: made for share in shares for position, made in share.items()}
+
+    torch.manual_seed(1)
+    expected = torch.rand(1)
+    torch.manual_seed(1)
+    first = sample(7)
+    assert torch.rand(1) == expected  # nobody else's random numbers were drawn
+    assert sample(7, world_size=3) == first != sample(8)
+    assert sample(7, top_k=1) == sample(8, top_k=1)
+    assert sample(7, top_p=1e-6) == generate(model, tokenizer, sources, settings_of(num_beams=1))
+
+
+def test_a_batch_that_runs_out_of_memory_is_halved(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, sources = load_tokenizer(str(corpus / "tokenizer")), random_sources(9)
+    model, settings = tiny_model("sdpa"), settings_of(batch_tokens=10**6)
+    expected = generate(model, tokenizer, sources, settings)
+    sizes, most = [], 2
+    whole = model.generate
+
+    def limited(**inputs: Any) -> Any:
+        sizes.append(len(inputs["attention_mask"]))
+        if sizes[-1] > most:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return whole(**inputs)
+
+    monkeypatch.setattr(model, "generate", limited)
+    assert generate(model, tokenizer, sources, settings) == expected
+    assert sizes[:4] == [9, 4, 2, 2]
+    most = 0
+    with pytest.raises(UserError, match="lower evaluation"):
+        generate(model, tokenizer, sources, settings)
+
+
+def generate_sharded(options: dict[str, Any], sources: list[np.ndarray], folder: str) -> Any:
+    """On a rank of the pool: summaries by whole models, and by one that stays sharded."""
+    from t5_fsdp.config import ParallelConfig
+    from t5_fsdp.console import Console
+    from t5_fsdp.evaluation.evaluate import Generator, summarize
+    from t5_fsdp.model.build import ModelSpec, build_on_meta, build_with_weights, draw_weights
+    from t5_fsdp.model.forward import attach_loss
+    from t5_fsdp.model.loss import LossOptions
+    from t5_fsdp.parallel.common import DTYPES
+    from t5_fsdp.parallel.engine import parallelize
+
+    tokenizer = load_tokenizer(folder)
+    spec = ModelSpec(tiny_model().config, own_head=True)
+    with joined_world() as world:
+        model = build_on_meta(spec, "sdpa")
+        attach_loss(model, LossOptions())
+        engine = parallelize(model, ParallelConfig(**options), world)
+        engine.load_full(draw_weights(spec, seed=3) if world.is_main else {})
+        weights = engine.gather_full(DTYPES[options["param_dtype"]])
+        generators = (
+            Generator.whole(build_with_weights(spec, weights, "sdpa")),
+            Generator(engine.sharded_generation, is_sharded=True),
+        )
+        found = [
+            summarize(generator, tokenizer, sources, settings_of(), world, Console(False))
+            for generator in generators
+        ]
+        del model, engine
+    return found
+
+
+@pytest.mark.parametrize("world_size", [1, 2, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.parametrize("engine", ["fsdp2", "fsdp1"])
+def test_sharded_weights_write_the_same_summaries(
+    pools: Any, corpus: Path, engine: str, world_size: int
+) -> None:
+    # As many batches as do not divide evenly.
+    sources, folder = random_sources(13), str(corpus / "tokenizer")
+    expected = generate(tiny_model(), load_tokenizer(folder), sources, settings_of())
+    for dtype, checkpointing in (("fp32", "full"), ("bf16", "none")):
+        options = {"engine": engine, "param_dtype": dtype}
+        options["activation_checkpointing"] = checkpointing
+        whole, sharded = pools(world_size).run(generate_sharded, options, sources, folder)[0]
+        assert sharded == whole
+        if dtype == "fp32":
+            assert whole == [expected[position] for position in range(13)]

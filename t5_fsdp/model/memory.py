@@ -1,0 +1,39 @@
+"""Closed forms for memory."""
+
+from __future__ import annotations
+
+from t5_fsdp.model.flops import T5Shape
+
+
+def decoding_bytes(
+    shape: T5Shape,
+    *,
+    num_parameters: int,
+    itemsize: int,
+    batch_tokens: int,
+    num_beams: int,
+    max_source_tokens: int,
+    max_new_tokens: int,
+) -> int:
+    """What a whole model needs on one device to decode a batch of its longest sources.
+
+    Counted are the weights; keys and values of the source, for each beam (at most), and of the
+    summary, twice, since they grow by being copied; one layer of the encoder at work; and logits
+    with three float32 copies. Short sources make more rows, whose summaries may take more; a batch
+    that does not fit is halved.
+
+    Args:
+        num_parameters: of the model.
+        itemsize: bytes of a number.
+        batch_tokens, num_beams, max_new_tokens: of the evaluation options.
+        max_source_tokens: longest source.
+    """
+    rows = max(1, batch_tokens // (max_source_tokens * num_beams))
+    hypotheses = rows * num_beams
+    a_token = 2 * shape.inner * shape.decoder_layers * itemsize  # key and value in each layer
+    caches = hypotheses * (max_source_tokens + 2 * max_new_tokens) * a_token
+    # Attention scores are not kept whole.
+    widths = 4 * shape.d_model + 4 * shape.inner + 2 * shape.d_ff
+    encoder = rows * max_source_tokens * widths * itemsize
+    logits = hypotheses * shape.vocab * (itemsize + 3 * 4)
+    return itemsize * num_parameters + caches + max(encoder, logits)

@@ -68,7 +68,7 @@ def measure(options: Any) -> None:
 
         scores = score_pairs(predictions, [row["summary"] for row in rows], RougeSettings(), 1)
         points = " / ".join(f"{100 * value:.2f}" for value in scores.fmeasure.mean(axis=0))
-        print(f"seconds {seconds:.1f}, {', '.join(METRICS)}: {points}", flush=True)
+        print(f"seconds {seconds:.1f} {', '.join(METRICS)}: {points}", flush=True)
     sys.stdout.flush()
     os._exit(0)
 

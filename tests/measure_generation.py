@@ -152,7 +152,8 @@ def theirs(options: Any, rows: Any, tokenizer: Any) -> tuple[float, list[str] | 
             texts.map(encode, batched=True, remove_columns=["document", "summary"])
         )
         ids = np.where(found.predictions < 0, tokenizer.pad_token_id, found.predictions)
-        predictions = tokenizer.batch_decode(ids, skip_special_tokens=True)
+        # The last batch is filled up with examples of the first.
+        predictions = tokenizer.batch_decode(ids[: len(rows)], skip_special_tokens=True)
         if trainer.is_world_process_zero():
             scorer = RougeScorer(["rouge1", "rouge2", "rougeL", "rougeLsum"], use_stemmer=True)
             for row, text in zip(rows, predictions, strict=True):

@@ -316,6 +316,12 @@ class EvaluationConfig:
     into what memory is free."""
     best_metric: Literal["rouge1", "rouge2", "rougeL", "rougeLsum", "loss"] = "rougeLsum"
     """What makes a checkpoint the best: highest ROUGE, or lowest validation loss."""
+    early_stopping_patience: int | None = None
+    """Validations in a row without a new best by best_metric after which the run ends; null: never
+    before its last step."""
+    early_stopping_min_delta: float = 0.0
+    """By how much more than this a new best must be better, in the unit of best_metric (ROUGE is
+    between 0 and 1)."""
     rouge_preset: Literal["default", "t5", "hf", "pegasus"] = "default"
     """default: with stemmer, ROUGE-Lsum by the lines of a text, else by its sentences; t5, hf,
     pegasus: as the T5 repository, transformers' run_summarization.py or PEGASUS score
@@ -338,6 +344,9 @@ class LoggingConfig:
     """Write TensorBoard events below run_dir/tensorboard."""
     wandb: bool = False
     """Log to Weights & Biases."""
+    num_summaries: int = 3
+    """Validation examples, always the same, that are shown with document, reference, summary and
+    ROUGE at each validation, in the log and in TensorBoard; 0: none."""
 
 
 @dataclass
@@ -460,7 +469,10 @@ _MINIMUM: dict[str, float] = {
     "evaluation.no_repeat_ngram_size": 0,
     "evaluation.top_k": 0,
     "evaluation.batch_examples": 1,
+    "evaluation.early_stopping_patience": 1,
+    "evaluation.early_stopping_min_delta": 0,
     "logging.every_steps": 1,
+    "logging.num_summaries": 0,
 }
 _MAXIMUM: dict[str, float] = {
     "seed": 2**63 - 1,
@@ -471,6 +483,7 @@ _MAXIMUM: dict[str, float] = {
     "parallel.initial_loss_scale": 2**32,
     "model.lora_alpha": 1e6,
     "train.z_loss": 1.0,
+    "logging.num_summaries": 100,
 }
 _LARGEST = 2**31 - 1  # of every other whole number
 # These must be larger than zero: a run with none of it does nothing.
@@ -614,6 +627,7 @@ def _combination_problems(config: Config) -> list[str]:
             f"checkpoint.keep_every {keep_every} is no multiple of checkpoint.every_steps {every}: "
             "no checkpoint is written there; give a multiple"
         )
+    problems += _early_stopping_problems(config.evaluation)
     if not config.checkpoint.resume:
         problems.append("checkpoint.resume is empty; give auto, never or a checkpoint folder")
     return problems
@@ -636,6 +650,23 @@ def _generation_problems(evaluation: EvaluationConfig, parallel: ParallelConfig)
         problems.append(
             "evaluation.generation_mode: sharded is not for parallel.engine: ddp, where every rank "
             "has the whole model; use gather"
+        )
+    return problems
+
+
+def _early_stopping_problems(evaluation: EvaluationConfig) -> list[str]:
+    patience, min_delta = evaluation.early_stopping_patience, evaluation.early_stopping_min_delta
+    problems = []
+    if patience is not None and evaluation.every_steps is None:
+        problems.append(
+            f"evaluation.early_stopping_patience is {patience}, but with evaluation.every_steps: "
+            "null the only validation is at the last step; give every_steps a number, or set "
+            "early_stopping_patience to null"
+        )
+    if patience is None and min_delta != EvaluationConfig.early_stopping_min_delta:
+        problems.append(
+            f"evaluation.early_stopping_min_delta is {min_delta}, but nothing stops early; set it "
+            "to 0.0, or give evaluation.early_stopping_patience"
         )
     return problems
 

@@ -30,7 +30,7 @@ class Console:
         """Repeat everything in `path`, also what was said before; a resumed run appends."""
         if self.enabled and self._log is None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._log = path.open("a", encoding="utf-8")
+            self._log = path.open("a", encoding="utf-8", errors="backslashreplace")
             self._log.writelines(self._early)
             self._log.flush()
             self._early.clear()
@@ -70,6 +70,9 @@ class Console:
 
     def _print_line(self, text: str) -> None:
         stream = self._stream or sys.stdout
+        # An example in another script must not end a run on a terminal that can't show it.
+        encoding = getattr(stream, "encoding", None) or "utf-8"
+        text = text.encode(encoding, "backslashreplace").decode(encoding)
         if _is_terminal(stream):
             # tqdm moves a live bar out of the way of the line.
             from tqdm import tqdm

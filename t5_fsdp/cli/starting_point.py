@@ -35,6 +35,7 @@ from t5_fsdp.model.pretrained import InitialWeights, initial_weights
 from t5_fsdp.parallel.compilation import compilation_problem
 from t5_fsdp.parallel.mesh import mesh_problems
 from t5_fsdp.parallel.precision import precision_warnings
+from t5_fsdp.training.early_stopping import stops_early
 from t5_fsdp.training.trainer import total_steps
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class StartingPoint:
         warnings: what resuming changes about the data's order, and what may surprise.
         weights: on rank 0, after `open_weights`; empty when a checkpoint is read.
         source: where the weights come from; None when resuming.
+        early_stop: the validations so far end the run before its last step.
     """
 
     resume: Path | None
@@ -72,6 +74,7 @@ class StartingPoint:
     weights: Mapping[str, torch.Tensor]
     source: WeightSource | None
     has_validation: bool
+    early_stop: bool
 
     @property
     def checkpoint(self) -> Path | None:
@@ -83,7 +86,7 @@ class StartingPoint:
         """Whether nothing is left to do, the last step's validation included."""
         step, last = self.state.step, self.last_step
         owes_validation = self.has_validation and str(step) not in self.state.scores
-        return step > last or (step == last and not owes_validation)
+        return self.early_stop or step > last or (step == last and not owes_validation)
 
     def open_weights(self, world: World) -> None:
         """Check them, or draw them, on rank 0; all ranks hear whether the head is the model's own.
@@ -149,6 +152,12 @@ def find_start(
     if validation is not None:
         limit = config.train.micro_batch_tokens
         check_longest(validation, limit, width_multiple(config), "validation")
+    elif config.evaluation.early_stopping_patience is not None:
+        raise UserError(
+            f"evaluation.early_stopping_patience is {config.evaluation.early_stopping_patience}, "
+            "but there is no validation split to judge by; give one (data.validation_files or "
+            "validation_split), or set it to null"
+        )
     special = SpecialIds(tokenizer.pad_token_id, spec.config.decoder_start_token_id)
     batches: Batches
     if config.data.streaming:
@@ -171,10 +180,12 @@ def find_start(
             *_length_warnings(config.schedule.warmup_steps, last_step),
             *precision_warnings(config.parallel, world.device),
             *_adapter_warnings(config),
+            *_early_stopping_warnings(config),
         ],
         weights={},
         source=source,
         has_validation=validation is not None,
+        early_stop=state.step < last_step and stops_early(state.scores, config.evaluation),
     )
 
 
@@ -455,6 +466,15 @@ def _adapter_warnings(config: Config) -> list[str]:
     return [
         "optimizer.name: adafactor takes steps in proportion to a parameter's size, and half of an "
         "adapter's start from 0: it hardly learns; use adamw"
+    ]
+
+
+def _early_stopping_warnings(config: Config) -> list[str]:
+    if config.evaluation.early_stopping_patience is None or config.checkpoint.keep_best > 0:
+        return []
+    return [
+        "checkpoint.keep_best is 0: when the run stops early, its best checkpoint may be gone; set "
+        "it to 1"
     ]
 
 

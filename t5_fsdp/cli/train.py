@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from t5_fsdp.cli.starting_point import StartingPoint
     from t5_fsdp.data.prepared import PreparedData
     from t5_fsdp.distributed import World
-    from t5_fsdp.evaluation.evaluate import Generator
+    from t5_fsdp.evaluation.evaluate import Generator, Validation
     from t5_fsdp.parallel.engine import Engine
 
 _EXTRA = [
@@ -118,7 +118,7 @@ def _run(config: Config, session: Session, world: World) -> None:
         start.open_weights(world)
     was_finished = start.is_finished
     if was_finished:
-        _say_finished(start, session, world, run_dir)
+        _say_finished(start, config, session, world)
     else:
         _train_from(start, config, session, world, prepared)
     if config.checkpoint.export_at_end:
@@ -142,18 +142,29 @@ def _record_early_stop(run_dir: Path, lock: list[Any], state: str, message: str)
         write_status(run_dir, state, step, str(last) if last else None, message)
 
 
-def _say_finished(start: StartingPoint, session: Session, world: World, run_dir: Path) -> None:
+def _say_finished(start: StartingPoint, config: Config, session: Session, world: World) -> None:
+    from t5_fsdp.training.early_stopping import describe_early_stop
     from t5_fsdp.training.metrics import write_status
 
+    if not world.is_main:
+        return
+    run_dir, step, last = Path(config.run_dir), start.state.step, start.last_step
+    if start.early_stop:
+        assert start.resume is not None
+        message = describe_early_stop(
+            start.state.scores, config.evaluation, step, last, start.resume.parent
+        )
+        what = f"{start.resume}: {message}"
+        remedy = "raise evaluation.early_stopping_patience or set it to null"
+    else:
+        message = f"trained {step} steps"
+        what = f"{start.resume} is already trained to step {step} of {last}"
+        remedy = "raise train.epochs or train.max_steps"
     session.console.open_log(run_dir / "log.txt")
     session.console.say(
-        f"{start.resume} is already trained to step {start.state.step} of {start.last_step}; "
-        "nothing to do. To train on, raise train.epochs or train.max_steps; to start anew, "
-        "give --run_dir"
+        f"{what}; nothing to do. To train on, {remedy}; to start anew, give --run_dir"
     )
-    if world.is_main:
-        message = f"trained {start.state.step} steps"
-        write_status(run_dir, "finished", start.state.step, str(start.resume), message)
+    write_status(run_dir, "finished", step, str(start.resume), message)
 
 
 def _train_from(
@@ -218,8 +229,8 @@ def _train_from(
         shape=T5Shape.of(start.spec.config, frozen=start.spec.adapter is not None),
         peak_flops=_peak_flops(config, world),
     )
-    trainer.run()
-    session.console.say(f"done: {start.last_step} steps; the run is in {run_dir}")
+    ending = trainer.run()
+    session.console.say(f"done: {ending}; the run is in {run_dir}")
 
 
 def _retention(config: Config) -> Retention:
@@ -366,7 +377,7 @@ def _validator(
     world: World,
     prepared: PreparedData,
     engine: Engine,
-) -> Callable[[int], dict[str, float]] | None:
+) -> Callable[[int], Validation] | None:
     """Loss and ROUGE of the validation subset for a step; None without such a split."""
     from t5_fsdp.data.tokenization import newline_id
     from t5_fsdp.evaluation.evaluate import choose_examples, validate
@@ -382,7 +393,7 @@ def _validator(
 
     generators: list[Generator] = []
 
-    def run_validation(step: int) -> dict[str, float]:
+    def run_validation(step: int) -> Validation:
         if not generators:  # by now the optimizer has its state, and what is free is free
             made = training_generator(engine, start.spec, config, world, session.console)
             generators.append(made)
@@ -400,6 +411,7 @@ def _validator(
             newline=newline,
             micro_batch_tokens=config.train.micro_batch_tokens,
             width_multiple=width_multiple(config),
+            num_shown=config.logging.num_summaries,
             should_stop=lambda: session.interruption.requested is not None,
             output_dir=Path(config.run_dir) / "evaluation" / f"step-{step:08d}" / "validation",
         )

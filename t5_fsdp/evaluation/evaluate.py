@@ -20,6 +20,7 @@ from t5_fsdp.distributed import World
 from t5_fsdp.evaluation.generation import GeneratedSummary, GenerationSettings, generate
 from t5_fsdp.evaluation.rouge import METRICS, RougeSettings
 from t5_fsdp.evaluation.scoring import Evaluation, evaluate_rows
+from t5_fsdp.evaluation.shown_summaries import spread
 from t5_fsdp.evaluation.unfinished import Unfinished
 from t5_fsdp.evaluation.workers import num_cores
 from t5_fsdp.seeding import numpy_generator
@@ -223,6 +224,19 @@ def score_summaries(
     )
 
 
+@dataclass(frozen=True)
+class Validation:
+    """What a validation in training gives.
+
+    Attributes:
+        figures: loss, ROUGE, examples, seconds; the same on every rank, but for the seconds.
+        shown: rows of predictions.jsonl to show, on rank 0.
+    """
+
+    figures: dict[str, float]
+    shown: list[dict[str, Any]]
+
+
 def validate(
     model: nn.Module,
     generator: Generator,
@@ -239,13 +253,15 @@ def validate(
     micro_batch_tokens: int,
     width_multiple: int,
     output_dir: Path,
+    num_shown: int = 0,
     should_stop: Callable[[], bool] = lambda: False,
-) -> dict[str, float]:
-    """Loss, then ROUGE, of a running training; the same figures on every rank; a collective.
+) -> Validation:
+    """Loss, then ROUGE, of a running training; a collective.
 
     Args:
         model: the sharded model, for the loss.
         generator: of the same weights.
+        num_shown: rows to show, always those of the same examples.
         should_stop: whether this rank was asked to stop.
 
     Raises:
@@ -260,16 +276,17 @@ def validate(
         generator, tokenizer, sources, settings, world, console, newline, should_stop
     )
 
+    shown: list[dict[str, Any]] = []
+
     def score() -> dict[str, float]:
         assert summaries is not None
         evaluation = score_summaries(examples_of(split, indices), summaries, tokenizer, rouge)
         evaluation.write(output_dir, settings.to_json())
+        shown.extend(spread(evaluation.rows, num_shown))
         return {name: evaluation.summary["scores"][name]["fmeasure"] for name in METRICS}
 
     figures = world.on_rank_zero(score)
-    return {
-        "loss": loss,
-        **figures,
-        "examples": len(indices),
-        "seconds": time.perf_counter() - began,
-    }
+    seconds = time.perf_counter() - began
+    return Validation(
+        {"loss": loss, **figures, "examples": len(indices), "seconds": seconds}, shown
+    )

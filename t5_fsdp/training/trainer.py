@@ -29,12 +29,18 @@ from t5_fsdp.console import Console, Progress
 from t5_fsdp.data.batching import Batches, StepBatch
 from t5_fsdp.distributed import World
 from t5_fsdp.errors import Preempted, UserError
-from t5_fsdp.evaluation.evaluate import EvaluationStopped
+from t5_fsdp.evaluation.evaluate import EvaluationStopped, Validation
+from t5_fsdp.evaluation.shown_summaries import as_lines, as_markdown
 from t5_fsdp.interruption import Interruption
 from t5_fsdp.model.flops import T5Shape, training_flops
 from t5_fsdp.parallel.compilation import MOST_GRAPHS, num_compilations
 from t5_fsdp.parallel.engine import Engine
 from t5_fsdp.seeding import seed_torch
+from t5_fsdp.training.early_stopping import (
+    describe_early_stop,
+    stops_early,
+    validations_without_best,
+)
 from t5_fsdp.training.loss_scale import LossScale, initial_loss_scale
 from t5_fsdp.training.metrics import MetricsFile, Window, write_status
 from t5_fsdp.training.optimizer import learning_rate, set_learning_rate
@@ -125,7 +131,7 @@ class Trainer:
         state: RunState,
         checkpoints: CheckpointManager,
         save: Callable[[RunState], None],
-        validate: Callable[[int], dict[str, float]] | None,
+        validate: Callable[[int], Validation] | None,
         shape: T5Shape,
         peak_flops: float | None,
     ) -> None:
@@ -148,15 +154,22 @@ class Trainer:
         checkpoints.on_saved = self._note_saved
         self._last_save_began = time.monotonic()
         self._num_compilations = self._num_skipped = 0
+        self._began = time.perf_counter()
+        self._validation_seconds = 0.0
+        self._has_shown_documents = False
         self._board = _TensorBoard(run_dir, world.is_main and options.logging.tensorboard)
 
-    def run(self) -> None:
-        """Train to the last step.
+    def run(self) -> str:
+        """Train to the last step, or to where validation says that it gets no better.
+
+        Returns:
+            What was done, in words.
 
         Raises:
             Preempted: a signal asked to stop; the checkpoint is written.
             UserError: a step is not finite, with its examples; a checkpoint can't be written.
         """
+        self._began = time.perf_counter()
         try:
             self._run()
         except BaseException:
@@ -166,7 +179,32 @@ class Trainer:
         self._board.close()
         if self._num_skipped:
             self._console.warn(f"{self._num_skipped} steps of this launch were skipped")
-        self._status("finished", f"trained {self._last} steps")
+        message = f"trained {self._last} steps"
+        if self._stops_early():
+            folder = self._checkpoints.path(self._state.step).parent
+            message = describe_early_stop(
+                self._state.scores,
+                self._options.evaluation,
+                self._state.step,
+                self._last,
+                folder,
+            )
+        self._status("finished", message)
+        return message + self._describe_time()
+
+    def _describe_time(self) -> str:
+        seconds = time.perf_counter() - self._began
+        if not self._validation_seconds:
+            return f" (this launch {seconds:,.0f} s)"
+        return f" (this launch {seconds:,.0f} s, {self._evaluation_share():.0%} of it validation)"
+
+    def _evaluation_share(self) -> float:
+        """Of the time since this launch began to train."""
+        return self._validation_seconds / (time.perf_counter() - self._began)
+
+    def _stops_early(self) -> bool:
+        at_end = self._state.step >= self._last
+        return not at_end and stops_early(self._state.scores, self._options.evaluation)
 
     def _run(self) -> None:
         first = self._state.step + 1
@@ -178,7 +216,8 @@ class Trainer:
                     self._validate_step(self._state.step)
             began = time.perf_counter()
             with contextlib.ExitStack() as stack:
-                for batch in self._batches.iterate(first, self._last):
+                last = 0 if self._stops_early() else self._last
+                for batch in self._batches.iterate(first, last):
                     losses, norm = self._compute_gradients(batch)
                     if batch.step == first:
                         # Until here a signal stops at once: compiling may take minutes, and there
@@ -187,6 +226,8 @@ class Trainer:
                     result = self._step(batch, losses, norm)
                     self._window.seconds += time.perf_counter() - began
                     self._after_step(batch, result, progress)
+                    if self._stops_early():
+                        break
                     began = time.perf_counter()
                 self._checkpoints.wait()
 
@@ -387,27 +428,54 @@ class Trainer:
     def _validate_step(self, step: int) -> None:
         """Loss and ROUGE of the validation subset; a new best is saved if it is not yet."""
         assert self._validate is not None
+        began = time.perf_counter()
         try:
-            figures = self._validate(step)
+            validation = self._validate(step)
         except EvaluationStopped:
             if self._begun_step != step:
                 self._checkpoint(step)
             self._stop()
-        self._metrics.write("validation", step, **figures)
-        self._board.add("validation", step, figures)
+        self._validation_seconds += time.perf_counter() - began
         self._state.scores[str(step)] = {
-            name: value for name, value in figures.items() if name not in ("examples", "seconds")
+            name: value
+            for name, value in validation.figures.items()
+            if name not in ("examples", "seconds")
         }
+        self._log_validation(step, validation)
+        ranked = best_steps(self._state.scores, self._options.evaluation.best_metric, None)
+        is_new_best = self._options.checkpoint.keep_best > 0 and ranked[:1] == [step]
+        if self._begun_step == step:
+            self._checkpoints.record_scores(self._state)
+        elif is_new_best or self._stops_early():
+            self._checkpoint(step)
+
+    def _log_validation(self, step: int, validation: Validation) -> None:
+        figures = validation.figures
+        row = {**figures, "evaluation_share": self._evaluation_share()}
+        self._metrics.write("validation", step, **row)
+        self._board.add("validation", step, row)
         self._console.say(
             f"step {step}: validation loss {figures['loss']:.3f}, ROUGE-1/2/L/Lsum "
             + " / ".join(f"{100 * figures[n]:.1f}" for n in ("rouge1", "rouge2", "rougeL"))
-            + f" / {100 * figures['rougeLsum']:.1f} on {figures['examples']} examples"
+            + f" / {100 * figures['rougeLsum']:.1f} on {figures['examples']} examples "
+            f"in {figures['seconds']:.1f} s ({row['evaluation_share']:.0%} of the time so far)"
         )
-        ranked = best_steps(self._state.scores, self._options.evaluation.best_metric, None)
-        if self._begun_step == step:
-            self._checkpoints.record_scores(self._state)
-        elif self._options.checkpoint.keep_best > 0 and ranked[:1] == [step]:
-            self._checkpoint(step)
+        for number, shown in enumerate(validation.shown):
+            self._console.say(as_lines(shown, with_document=not self._has_shown_documents))
+            self._board.add_text(f"summaries/{number + 1}", step, as_markdown(shown))
+        self._has_shown_documents = True
+        self._say_patience(step)
+
+    def _say_patience(self, step: int) -> None:
+        options = self._options.evaluation
+        count = validations_without_best(
+            self._state.scores, options.best_metric, options.early_stopping_min_delta
+        )
+        if options.early_stopping_patience is not None and count:
+            self._console.say(
+                f"step {step}: {count} of {options.early_stopping_patience} validations without a "
+                f"better {options.best_metric}"
+            )
 
     def _stop(self) -> NoReturn:
         """End between two steps, with the checkpoint of the last one on disk."""
@@ -451,7 +519,7 @@ def resident_bytes() -> int:
 
 
 class _TensorBoard:
-    """Scalars below run_dir/tensorboard, or nothing."""
+    """Scalars and texts below run_dir/tensorboard, or nothing."""
 
     def __init__(self, run_dir: Path, enabled: bool) -> None:
         self._writer = None
@@ -466,6 +534,10 @@ class _TensorBoard:
         for name, value in row.items():
             if isinstance(value, int | float):
                 self._writer.add_scalar(f"{kind}/{name}", value, step)
+
+    def add_text(self, name: str, step: int, markdown: str) -> None:
+        if self._writer is not None:
+            self._writer.add_text(name, markdown, step)
 
     def close(self) -> None:
         if self._writer is not None:

@@ -315,6 +315,15 @@ class World:
         dist.gather_object(value, gathered)
         return gathered
 
+    def broadcast_object(self, value: T | None) -> T:
+        """Rank 0's value on all ranks, by pickle; what the others give does not count."""
+        import torch
+        import torch.distributed as dist
+
+        values: list[Any] = [value]
+        dist.broadcast_object_list(values, src=0, device=torch.device("cpu"))
+        return values[0]
+
 
 def enter_world(launch: Launch) -> World:
     """Find the other ranks through the launcher's store, and this rank's device.

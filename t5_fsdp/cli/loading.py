@@ -146,12 +146,9 @@ def _check_model_flags(flags: dict[str, Any], stored: dict[str, Any], checkpoint
 
 
 def load_model(
-    found: FoundModel, config: Config, world: World, console: Console, *, may_shard: bool = True
+    found: FoundModel, config: Config, world: World, console: Console
 ) -> LoadedModel:
-    """Read the weights, in the precision to compute in; a collective where they are sharded.
-
-    Args:
-        may_shard: where the whole model does not fit; needs the process group.
+    """Read the weights, in the precision to compute in, sharded where they don't fit; a collective.
 
     Raises:
         UserError: damaged, not readable, or not a model for summaries.
@@ -164,7 +161,7 @@ def load_model(
 
     use_tf32(config.parallel.tf32, world.device)
     opened = _open(found, config)
-    if may_shard and generates_sharded(opened.spec, config, world, console):
+    if generates_sharded(opened.spec, config, world, console):
         generator = shard_for_generation(opened.spec, opened.weights, config, world)
     else:
         dtype = DTYPES[config.parallel.param_dtype]

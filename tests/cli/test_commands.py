@@ -16,50 +16,12 @@ from tests.conftest import ROOT, make_pairs, tiny_options
 
 
 @pytest.fixture(scope="module")
-def trained(pools: Any, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run_dir = tmp_path_factory.mktemp("trained") / "run"
-    code, _, err = pools(2).command("train", tiny_options(corpus, run_dir))
-    assert code == 0, err
-    return run_dir
-
-
-@pytest.fixture(scope="module")
 def exported(pools: Any, trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("exported") / "hf"
     argv = ["--checkpoint", trained, "--output", output]
     code, _, err = pools(1).command("export_hf", argv)
     assert code == 0, err
     return output
-
-
-def test_summarize_writes_one_line_a_text(pools: Any, trained: Path, tmp_path: Path) -> None:
-    documents = [row["document"] for row in make_pairs(3, 7)]
-    files = []
-    for number, text in enumerate(documents):
-        files.append(tmp_path / f"{number}.txt")
-        # A line separator is no newline: the text stays one.
-        files[-1].write_text(text + "\u2028" + text + "\n")
-    base = ["--checkpoint", trained]
-    code, out, err = pools(1).command("summarize", [*base, *files])
-    assert code == 0, err
-    assert len(out.splitlines()) == 3
-    together = tmp_path / "all.txt"
-    together.write_text("\n".join(path.read_text() for path in files))
-    code, again, _ = pools(1).command("summarize", [*base, "--lines", "true", together])
-    # A blank line is a blank line of output.
-    assert code == 0 and again == "\n\n".join(out.splitlines()) + "\n"
-    code, other, _ = pools(1).command("summarize", [*base, "--data.prefix", "sun ", *files])
-    assert code == 0 and other != out
-
-
-def test_summarize_names_the_file_that_is_no_text(
-    pools: Any, trained: Path, tmp_path: Path
-) -> None:
-    wrong = tmp_path / "wrong.txt"
-    wrong.write_bytes(b"caf\xe9")
-    code, out, err = pools(1).command("summarize", ["--checkpoint", trained, wrong])
-    assert (code, out) == (2, "")
-    assert err.startswith("error: ") and str(wrong) in err and len(err.splitlines()) == 1
 
 
 def test_exported_folder_gives_the_logits_of_the_checkpoint(trained: Path, exported: Path) -> None:

@@ -16,10 +16,17 @@ LONG = pytest.mark.long
 
 
 @pytest.mark.parametrize(
-    "engine", ["fsdp2", pytest.param("fsdp1", marks=LONG), pytest.param("ddp", marks=LONG)]
+    ("engine", "mode"),
+    [
+        ("fsdp2", "gather"),
+        pytest.param("fsdp2", "sharded", marks=LONG),
+        pytest.param("fsdp1", "gather", marks=LONG),
+        pytest.param("fsdp1", "sharded", marks=LONG),
+        pytest.param("ddp", "gather", marks=LONG),
+    ],
 )
 def test_training_is_the_same_with_and_without(
-    pools: Any, corpus: Path, tmp_path: Path, engine: str
+    pools: Any, corpus: Path, tmp_path: Path, engine: str, mode: str
 ) -> None:
     options = {
         "parallel.engine": engine,
@@ -28,7 +35,11 @@ def test_training_is_the_same_with_and_without(
         "train.max_steps": 8,
     }
     often, never = tmp_path / "often", tmp_path / "never"
-    often_options = {"evaluation.every_steps": 2, "logging.tensorboard": "true"}
+    often_options = {
+        "evaluation.every_steps": 2,
+        "evaluation.generation_mode": mode,
+        "logging.tensorboard": "true",
+    }
     out, _ = train(pools(2), corpus, often, **options, **often_options)
     train(pools(2), corpus, never, **options, **{"data.validation_files": "[]"})
     validations = read_metrics(often, "validation")

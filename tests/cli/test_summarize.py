@@ -67,6 +67,13 @@ def test_json_lines_are_the_same_on_any_number_of_ranks(
         (row["id"], row["text"]) for row in rows
     ]
     assert written[3]["summary"] == "" and sum(bool(row["summary"]) for row in written) > 35
+    # Each is the summary of its own text.
+    some = write_jsonl(tmp_path / "some.jsonl", [rows[number] for number in (2, 11, 40, 66)])
+    argv = ["--checkpoint", trained, "--data.document_column", "text", some, *SEVERAL]
+    code, out, _ = pools(1).command("summarize", argv)
+    assert code == 0
+    assert out.splitlines() == [written[number]["summary"] for number in (2, 11, 40, 66)]
+    assert len(set(out.splitlines())) > 1
     # As lines, on standard output.
     argv = ["--checkpoint", trained, "--data.document_column", "text", source, *SEVERAL]
     code, out, _ = pools(2).command("summarize", argv)

@@ -145,9 +145,7 @@ def _check_model_flags(flags: dict[str, Any], stored: dict[str, Any], checkpoint
         raise UserError(*problems)
 
 
-def load_model(
-    found: FoundModel, config: Config, world: World, console: Console
-) -> LoadedModel:
+def load_model(found: FoundModel, config: Config, world: World, console: Console) -> LoadedModel:
     """Read the weights, in the precision to compute in, sharded where they don't fit; a collective.
 
     Raises:

@@ -188,6 +188,13 @@ class ParallelConfig:
         """Whether gradients pass through fp16, so that they have to be scaled."""
         return "fp16" in (self.param_dtype, self.reduce_dtype)
 
+    @property
+    def frees_units(self) -> bool:
+        """Whether the gathered parameters of a unit are freed after its forward pass."""
+        if self.engine == "ddp" or self.sharding in ("shard_grad_op", "no_shard"):
+            return False
+        return self.reshard_after_forward is not False
+
 
 @dataclass
 class OptimizerConfig:
@@ -606,7 +613,7 @@ def _combination_problems(config: Config) -> list[str]:
     problems += _data_problems(data)
     problems += _parallel_problems(config.parallel)
     problems += _optimizer_problems(config.optimizer, config.parallel)
-    problems += _generation_problems(config.evaluation, config.parallel)
+    problems += _generation_problems(config.evaluation)
     if data.streaming and config.train.max_steps is None:
         problems.append(
             "data.streaming needs train.max_steps: how many examples there are is not known before"
@@ -633,7 +640,7 @@ def _combination_problems(config: Config) -> list[str]:
     return problems
 
 
-def _generation_problems(evaluation: EvaluationConfig, parallel: ParallelConfig) -> list[str]:
+def _generation_problems(evaluation: EvaluationConfig) -> list[str]:
     problems = []
     if evaluation.min_new_tokens > evaluation.max_new_tokens:
         problems.append(
@@ -646,11 +653,6 @@ def _generation_problems(evaluation: EvaluationConfig, parallel: ParallelConfig)
             problems.append(
                 f"evaluation.{name} is only with evaluation.do_sample: true; set it to {neutral}"
             )
-    if evaluation.generation_mode == "sharded" and parallel.engine == "ddp":
-        problems.append(
-            "evaluation.generation_mode: sharded is not for parallel.engine: ddp, where every rank "
-            "has the whole model; use gather"
-        )
     return problems
 
 
@@ -669,6 +671,22 @@ def _early_stopping_problems(evaluation: EvaluationConfig) -> list[str]:
             "to 0.0, or give evaluation.early_stopping_patience"
         )
     return problems
+
+
+def validation_problems(evaluation: EvaluationConfig, parallel: ParallelConfig) -> list[str]:
+    """What a training can't do in its validation; `eval_rouge` shards in its own way."""
+    if evaluation.generation_mode != "sharded" or parallel.frees_units:
+        return []
+    if parallel.engine == "ddp":
+        setting = "engine: ddp"
+    elif parallel.reshard_after_forward is False:
+        setting = "reshard_after_forward: false"
+    else:
+        setting = f"sharding: {parallel.sharding}"
+    return [
+        "evaluation.generation_mode: sharded saves no memory in a training with parallel."
+        f"{setting}, where each rank has the whole model while it generates; use gather"
+    ]
 
 
 def _adapter_problems(model: ModelConfig) -> list[str]:

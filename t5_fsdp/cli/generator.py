@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from t5_fsdp.config import Config, ParallelConfig
@@ -19,8 +18,18 @@ if TYPE_CHECKING:
     from t5_fsdp.parallel.engine import Engine
 
 
-def generates_sharded(spec: ModelSpec, config: Config, world: World, console: Console) -> bool:
-    """What `evaluation.generation_mode` comes to, the same on every rank; a collective."""
+def generates_sharded(
+    spec: ModelSpec,
+    config: Config,
+    world: World,
+    console: Console,
+    engine: Engine | None = None,
+) -> bool:
+    """What `evaluation.generation_mode` comes to, the same on every rank; a collective.
+
+    Args:
+        engine: that holds the weights of a running training; None: they come from files.
+    """
     from t5_fsdp.model.build import build_on_meta, num_parameters
     from t5_fsdp.model.devices import free_memory_bytes
     from t5_fsdp.model.flops import T5Shape
@@ -30,17 +39,20 @@ def generates_sharded(spec: ModelSpec, config: Config, world: World, console: Co
     options = config.evaluation
     if options.generation_mode != "auto":
         return options.generation_mode == "sharded"
-    if world.world_size == 1 or config.parallel.engine == "ddp":
+    if world.world_size == 1 or (engine is not None and not config.parallel.frees_units):
         return False
+    dtype, parameters = DTYPES[config.parallel.param_dtype], num_parameters(build_on_meta(spec))
     needed = decoding_bytes(
         T5Shape.of(spec.config),
-        num_parameters=num_parameters(build_on_meta(spec)),
-        itemsize=DTYPES[config.parallel.param_dtype].itemsize,
+        num_parameters=parameters,
+        itemsize=dtype.itemsize,
         batch_tokens=options.batch_tokens,
         num_beams=options.num_beams,
         max_source_tokens=config.data.max_source_tokens,
         max_new_tokens=options.max_new_tokens,
     )
+    if engine is not None:
+        needed = max(needed, parameters * engine.gather_bytes(dtype))
     free = free_memory_bytes(world.device, world.launch.local_world_size)
     is_short = free is not None and needed > free
     if world.sum([float(is_short)])[0] == 0:
@@ -60,7 +72,7 @@ def training_generator(
     from t5_fsdp.model.build import build_with_weights
     from t5_fsdp.parallel.common import DTYPES
 
-    if generates_sharded(spec, config, world, console):
+    if generates_sharded(spec, config, world, console, engine):
         return Generator(engine.sharded_generation, is_sharded=True)
 
     def gather() -> contextlib.nullcontext[Any]:
@@ -74,15 +86,20 @@ def training_generator(
 def shard_for_generation(
     spec: ModelSpec, weights: Mapping[str, torch.Tensor], config: Config, world: World
 ) -> Generator:
-    """Spread a model over all ranks, which rank 0 reads tensor by tensor; a collective."""
+    """Spread a model over all ranks, which rank 0 reads tensor by tensor; a collective.
+
+    Always by FSDP2 over all ranks, whatever the model was trained by: it reads as little at a time
+    as any, and frees every block.
+    """
     from t5_fsdp.evaluation.evaluate import Generator
     from t5_fsdp.model.build import build_on_meta
     from t5_fsdp.parallel.engine import parallelize
 
-    options = config.parallel
-    if options.engine == "ddp":
-        options = ParallelConfig(param_dtype=options.param_dtype)
-    options = replace(options, activation_checkpointing="none", compile=False, cpu_offload=False)
+    options = ParallelConfig(
+        param_dtype=config.parallel.param_dtype,
+        tf32=config.parallel.tf32,
+        activation_checkpointing="none",
+    )
     engine = parallelize(build_on_meta(spec, config.model.attention), options, world)
     engine.load_full(weights if world.is_main else {})
     return Generator(engine.sharded_generation, is_sharded=True)

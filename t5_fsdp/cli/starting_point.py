@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from t5_fsdp.checkpoint.format import RunState, check_content, is_checkpoint, read_state
 from t5_fsdp.checkpoint.manager import StoredWeights
 from t5_fsdp.cli import run_folder
-from t5_fsdp.config import Config, to_dict, width_multiple
+from t5_fsdp.config import Config, to_dict, validation_problems, width_multiple
 from t5_fsdp.data.batching import (
     Batches,
     MixturePart,
@@ -130,6 +130,7 @@ def find_start(
             optimizer; the model options are wrong; an example exceeds micro_batch_tokens.
     """
     problems = mesh_problems(config.parallel, world)
+    problems += validation_problems(config.evaluation, config.parallel)
     if problem := compilation_problem(config.parallel, world.device):
         problems.append(problem)
     if problems:

@@ -44,6 +44,9 @@ class DDPEngine(WholeModelEngine):
     def sharded_generation(self) -> contextlib.AbstractContextManager[Any]:
         raise NotImplementedError("DDP has nothing sharded; gather_full costs no communication")
 
+    def gather_bytes(self, dtype: torch.dtype) -> int:
+        return 0 if dtype == torch.float32 else dtype.itemsize
+
     def gather_full(self, dtype: torch.dtype) -> StateDict:
         tensors = stored_tensors(self.model)
         full = {name: cast(tensor.detach(), dtype) for name, tensor in tensors.items()}

@@ -69,6 +69,9 @@ class Engine(Protocol):
         Every rank has to call it as often as the others, with `synced_gpus`.
         """
 
+    def gather_bytes(self, dtype: torch.dtype) -> int:
+        """What `gather_full` takes on this device at its peak, in bytes a parameter."""
+
     def gather_full(self, dtype: torch.dtype) -> StateDict:
         """The whole model's weights on every rank, floating ones in `dtype`; a collective.
 

@@ -102,6 +102,10 @@ class FSDP1Engine(WholeModelEngine):
         with torch.compiler.set_stance("force_eager"):  # its shapes are not training's
             yield _Generator(self.model)
 
+    def gather_bytes(self, dtype: torch.dtype) -> int:
+        # The state dict is float32, and cast as a whole.
+        return 4 if dtype == torch.float32 else 4 + dtype.itemsize
+
     def gather_full(self, dtype: torch.dtype) -> StateDict:
         full: dict[str, Any] = get_model_state_dict(
             self.model, options=StateDictOptions(full_state_dict=True)

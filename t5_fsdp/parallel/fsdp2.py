@@ -106,10 +106,15 @@ class FSDP2Engine:
     @contextlib.contextmanager
     def sharded_generation(self) -> Iterator[Any]:
         # `generate` reads the embedding and the head itself: it has to gather the root's weights.
-        register_fsdp_forward_method(self.model, "generate")
+        # Once: each registration wraps the method as it finds it.
+        if "generate" not in vars(self.model):
+            register_fsdp_forward_method(self.model, "generate")
         with torch.compiler.set_stance("force_eager"):  # its shapes are not training's
             yield self.model
         self.after_evaluation()
+
+    def gather_bytes(self, dtype: torch.dtype) -> int:
+        return dtype.itemsize
 
     def gather_full(self, dtype: torch.dtype) -> StateDict:
         full: StateDict = {}

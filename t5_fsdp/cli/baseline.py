@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from t5_fsdp.cli.loading import FoundModel, find_model, load_model
+from t5_fsdp.cli.loading import FoundModel, LoadedModel, find_model, load_model
 from t5_fsdp.cli.options import Layers, resolve
 from t5_fsdp.cli.process import Session
 from t5_fsdp.config import Config
@@ -17,9 +16,10 @@ from t5_fsdp.errors import UserError
 from t5_fsdp.files import write_json
 
 if TYPE_CHECKING:
-    from t5_fsdp.evaluation.generation import GenerationSettings
+    from t5_fsdp.evaluation.generation import GeneratedSummary, GenerationSettings
     from t5_fsdp.evaluation.rouge import RougeSettings
     from t5_fsdp.evaluation.scoring import Evaluation
+    from t5_fsdp.evaluation.unfinished import Unfinished
 
 
 @dataclass
@@ -30,6 +30,7 @@ class Baseline:
         rows: of a predictions file.
         found, config: of a model, before its weights are read, and the options for it.
         predictions: once they are there, on rank 0.
+        unfinished: keeps a model's, until nothing is to be made again.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Baseline:
     rows: list[dict[str, Any]] | None = None
     found: FoundModel | None = None
     predictions: list[str] = field(default_factory=list)
+    unfinished: Unfinished | None = None
 
 
 def find_baseline(layers: Layers, config: Config) -> Baseline | None:
@@ -116,17 +118,18 @@ def summarize_by_model(
         examples: with documents, the same on every rank.
         folder: where a new one is written, below it in `baseline`; None: nowhere.
     """
+    from t5_fsdp.evaluation.evaluate import score_summaries
     from t5_fsdp.evaluation.predictions import stored_rows
 
     assert baseline.found is not None and session.world is not None
     found, config, world = baseline.found, baseline.config, session.world
-    found.choose(config.evaluation.best_metric)
-    settings = prediction_settings(found, config)
+    found.choose(config.evaluation.best_metric, world)
     own = None if folder is None else folder / "baseline"
 
     def read_earlier() -> bool:
-        if settings["checkpoint_digest"] is None:
+        if found.checkpoint is None:  # a Hub id may have moved on
             return False
+        settings = prediction_settings(found, config)
         for place in filter(None, (found.evaluation_folder(config, split), own)):
             rows = stored_rows(place, settings, examples)
             if rows is not None:
@@ -137,29 +140,38 @@ def summarize_by_model(
 
     if world.on_rank_zero(read_earlier):
         return
-    evaluation = _generate(found, config, examples, rouge, session)
+    loaded = load_model(found, config, world, session.console)
+    settings = world.on_rank_zero(lambda: prediction_settings(found, config))
+    summaries = _summarize(loaded, baseline, examples, settings, own, session)
 
     def keep() -> None:
-        assert evaluation is not None
+        assert summaries is not None
+        evaluation = score_summaries(examples, summaries, loaded.tokenizer, rouge)
         baseline.predictions = [row["prediction"] for row in evaluation.rows]
         if own is not None:
             evaluation.write(own, settings)
+            if found.checkpoint is not None:  # the next time they are taken from there
+                assert baseline.unfinished is not None
+                baseline.unfinished.delete()
 
     world.on_rank_zero(keep)
 
 
-def _generate(
-    found: FoundModel,
-    config: Config,
+def _summarize(
+    loaded: LoadedModel,
+    baseline: Baseline,
     examples: Sequence[Mapping[str, Any]],
-    rouge: RougeSettings,
+    settings: Mapping[str, Any],
+    folder: Path | None,
     session: Session,
-) -> Evaluation | None:
+) -> list[GeneratedSummary] | None:
+    """Summaries of the examples on rank 0; finished batches are kept in `folder`."""
     from t5_fsdp.data.tokenization import encode_sources, newline_id
-    from t5_fsdp.evaluation.evaluate import score_summaries, summarize
+    from t5_fsdp.evaluation.evaluate import summarize
+    from t5_fsdp.evaluation.unfinished import Unfinished
 
     assert session.world is not None
-    loaded = load_model(found, config, session.world, session.console)
+    config = baseline.config
     session.console.say(f"summarizing {len(examples):,} documents with {loaded.source}")
     sources = encode_sources(
         loaded.tokenizer,
@@ -167,7 +179,9 @@ def _generate(
         config.data.prefix,
         config.data.max_source_tokens,
     )
-    summaries = summarize(
+    if folder is not None:
+        baseline.unfinished = Unfinished(folder, settings, sources)
+    return summarize(
         loaded.generator,
         loaded.tokenizer,
         sources,
@@ -175,10 +189,8 @@ def _generate(
         session.world,
         session.console,
         newline_id(loaded.tokenizer, config.data.keep_newlines),
+        unfinished=baseline.unfinished,
     )
-    if summaries is None:
-        return None
-    return score_summaries(examples, summaries, loaded.tokenizer, rouge)
 
 
 def generation_settings(config: Config) -> GenerationSettings:
@@ -189,23 +201,14 @@ def generation_settings(config: Config) -> GenerationSettings:
 
 
 def prediction_settings(found: FoundModel, config: Config) -> dict[str, Any]:
-    """All that decides about a model's predictions, for rouge.json's "settings".
-
-    checkpoint_digest is of all files of a checkpoint, None for other models.
-    """
-    from t5_fsdp.checkpoint.format import COMPLETE
-
-    digest = None
-    if found.checkpoint is not None:  # COMPLETE holds the checksum of every other file
-        content = (found.checkpoint / COMPLETE).read_bytes()
-        digest = hashlib.blake2b(content, digest_size=16).hexdigest()
+    """All that decides about a model's predictions, for rouge.json's "settings"; on one rank."""
     return {
         **generation_settings(config).to_json(),
         "prefix": config.data.prefix,
         "max_source_tokens": config.data.max_source_tokens,
         "keep_newlines": config.data.keep_newlines,
         "param_dtype": config.parallel.param_dtype,
-        "checkpoint_digest": digest,
+        "model_digest": found.digest(config),
     }
 
 

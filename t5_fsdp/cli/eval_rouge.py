@@ -112,7 +112,7 @@ def _evaluate_checkpoint(layers: Layers, session: Session) -> None:
     config = resolve(layers, found.base)
     baseline = find_baseline(layers, config)
     world = session.enter_world()
-    found.choose(config.evaluation.best_metric)
+    found.choose(config.evaluation.best_metric, world)
     world.connect(config.train.collective_timeout_seconds)
     loaded = load_model(found, config, world, session.console)
     tokenizer, source = loaded.tokenizer, loaded.source
@@ -134,8 +134,8 @@ def _evaluate_checkpoint(layers: Layers, session: Session) -> None:
         world.on_rank_zero(lambda: add_predictions(waiting, examples, source))
     rouge = RougeSettings.of(config.evaluation)
     sources = [split.source(int(index)) for index in indices]
-    settings = prediction_settings(found, config)
-    unfinished = Unfinished(folder, {**settings, "model": found.fingerprint}, sources)
+    settings = world.on_rank_zero(lambda: prediction_settings(found, config))
+    unfinished = Unfinished(folder, settings, sources)
     summaries = summarize(
         loaded.generator,
         tokenizer,
@@ -153,13 +153,18 @@ def _evaluate_checkpoint(layers: Layers, session: Session) -> None:
         assert summaries is not None
         evaluation = score_summaries(examples, summaries, tokenizer, rouge, console)
         evaluation.write(folder, settings)
-        unfinished.delete()
         evaluations.append(evaluation)
 
     world.on_rank_zero(score)
     if baseline is not None and baseline.found is not None:
         summarize_by_model(baseline, examples, rouge, name, folder, session)
-    world.on_rank_zero(lambda: _tell(evaluations[0], "model", baseline, folder, session))
+
+    def finish() -> None:
+        _tell(evaluations[0], "model", baseline, folder, session)
+        # The baseline's model may have been killed: only now nothing is to be made again.
+        unfinished.delete()
+
+    world.on_rank_zero(finish)
 
 
 def _tell(
@@ -177,17 +182,16 @@ def _tell(
     from t5_fsdp.evaluation.workers import num_cores
 
     console, rows = session.console, evaluation.rows
-    systems = {name: evaluation.summary}
+    systems = [(name, evaluation.summary)]
     if all("document" in row for row in rows):
         references = [references_of(row) for row in rows]
         lead = lead_baseline([row["document"] for row in rows], [texts[0] for texts in references])
         scores = score_pairs(lead, references, evaluation.scores.settings, num_cores())
-        systems["lead baseline"] = scores.summary()
+        systems.append(("lead baseline", scores.summary()))
     differences = ""
     if baseline is not None:
-        systems[baseline.name], differences = compare_with(
-            baseline, evaluation, name, folder, console
-        )
+        theirs, differences = compare_with(baseline, evaluation, name, folder, console)
+        systems.append((baseline.name, theirs))
     console.say(format_table(systems))
     if differences:
         console.say(differences)
@@ -195,6 +199,8 @@ def _tell(
         console.say(f"note: {hint}")
     if folder is not None:
         console.say(f"written: {folder}")
+    if baseline is not None and baseline.unfinished is not None:
+        baseline.unfinished.delete()
 
 
 def _all_of(split: Any) -> Any:

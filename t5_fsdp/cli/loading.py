@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,21 +42,52 @@ class FoundModel:
     def stored_data(self) -> dict[str, Any] | None:
         return self.base.get("data")
 
-    @property
-    def fingerprint(self) -> str:
-        """What tells its weights from others' of the same name, as far as files show it."""
+    def digest(self, config: Config) -> str:
+        """Of what decides about the numbers that it computes, as far as files show it.
+
+        Call it on one rank, after `choose`, and for a Hub id once it is in the cache.
+        """
+        versions = run_folder.library_versions()
+        values = {
+            "weights": self._weights(config),
+            "attention": config.model.attention,
+            "tf32": config.parallel.tf32,
+            "versions": [versions[name] for name in ("torch", "transformers", "tokenizers")],
+        }
+        text = json.dumps(values, sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def _weights(self, config: Config) -> list[Any]:
+        from huggingface_hub import try_to_load_from_cache
+
         from t5_fsdp.checkpoint.format import COMPLETE
 
         if self.checkpoint is not None:  # COMPLETE has the checksum of every other file
-            return (self.checkpoint / COMPLETE).read_text(encoding="utf-8")
-        files = sorted(path for path in Path(self.name).glob("*") if path.is_file())
-        stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-        return f"{self.name} {stats}"
+            return [(self.checkpoint / COMPLETE).read_text(encoding="utf-8")]
+        options = hub_options(self.name, config)
+        values = [self.name, options.revision, options.config]
+        folder = Path(self.name).expanduser()
+        if folder.is_dir():
+            files = sorted(path for path in folder.glob("*") if path.is_file())
+            stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+            return [*values, stats]
+        # The path names the commit.
+        cached = try_to_load_from_cache(self.name, "config.json", revision=options.revision)
+        return [*values, str(cached)]
 
-    def choose(self, best_metric: str) -> None:
-        """Of a run's folder take the best checkpoint by `best_metric`."""
-        if self.checkpoint is not None:
-            self.checkpoint = run_folder.find_checkpoint(Path(self.name), self.option, best_metric)
+    def choose(self, best_metric: str, world: World | None = None) -> None:
+        """Of a run's folder take the best checkpoint by `best_metric`.
+
+        Args:
+            world: then rank 0 chooses for all; a collective.
+        """
+        if self.checkpoint is None:
+            return
+
+        def find() -> Path:
+            return run_folder.find_checkpoint(Path(self.name), self.option, best_metric)
+
+        self.checkpoint = find() if world is None else world.on_rank_zero(find)
 
     def evaluation_folder(self, config: Config, split: str) -> Path:
         """Where its evaluations lie: in the run that a checkpoint belongs to, else the configured.

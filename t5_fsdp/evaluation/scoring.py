@@ -43,6 +43,7 @@ class Evaluation:
         folder.mkdir(parents=True, exist_ok=True)
         # Its settings vouch for the predictions beside it: `predictions.stored_rows`.
         (folder / "rouge.json").unlink(missing_ok=True)
+        (folder / "comparison.json").unlink(missing_ok=True)  # it is of those predictions, too
         all_settings = {**self.summary["settings"], **settings}
         write_predictions(folder / "predictions.jsonl", self.rows)
         write_rouge(folder / "rouge.json", {**self.summary, "settings": all_settings})

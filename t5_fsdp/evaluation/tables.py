@@ -12,15 +12,16 @@ _SHOWN_CHANGES = 2
 _SHOWN_CHARACTERS = 80
 
 
-def format_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
+def format_table(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     """An aligned plain-text table: a line a system, its mean F-measures in points (0 to 100).
 
     Args:
-        rows: `Scores.summary` by the name of the system, e.g. "model" and "lead baseline".
+        rows: a system's name, e.g. "model" or "lead baseline", and its `Scores.summary`; names may
+            be the same.
     """
-    width = max((len(name) for name in rows), default=0)
+    width = max((len(name) for name, _ in rows), default=0)
     lines = ["  ".join([" " * width, *TITLES.values()])]
-    for name, summary in rows.items():
+    for name, summary in rows:
         cells = [
             f"{100 * summary['scores'][metric]['fmeasure']:.1f}".rjust(len(title))
             for metric, title in TITLES.items()

@@ -41,10 +41,11 @@ def test_the_summary_holds_counts_means_and_hints(tmp_path: Path, monkeypatch: p
     assert (stored["settings"]["preset"], stored["settings"]["num_beams"]) == ("t5", 2)
     assert stored["scores"] == summary["scores"] and "num_beams" not in summary["settings"]
     # Killed in between, an evaluation leaves no settings of other predictions behind.
+    (tmp_path / "new" / "comparison.json").write_text("{}")
     monkeypatch.setattr(scoring, "write_predictions", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         evaluation.write(tmp_path / "new", {})
-    assert not (tmp_path / "new" / "rouge.json").exists()
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["predictions.jsonl"]
     # Scoring the file again changes nothing.
     again = evaluate_rows(
         read_predictions(tmp_path / "new" / "predictions.jsonl"), RougeSettings("t5")

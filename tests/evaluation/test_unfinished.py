@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -87,6 +88,27 @@ def test_a_killed_evaluation_goes_on(pools: Any, trained: Path, tmp_path: Path) 
     assert not (output / ".unfinished").exists()
     rows = [json.loads(line) for line in (output / "predictions.jsonl").read_text().splitlines()]
     assert [row["id"] for row in rows] == [f"row-{number}" for number in range(101)]
+
+
+def test_a_kill_while_the_baseline_decodes_loses_nothing(
+    pools: Any, trained: Path, tmp_path: Path
+) -> None:
+    argv = ["--checkpoint", str(trained), "--baseline", str(trained)]
+    argv += ["--evaluation.batch_tokens", "900", "--output_dir", str(tmp_path)]
+    # 101 sources of at most 64 tokens are at least two batches.
+    [(code, out, _, whole)] = pools(1).run(evaluate_until, argv, 10**6)
+    assert code == 0 and "summarizing 101 documents" in out
+    batches = len(whole) // 2
+    shutil.rmtree(tmp_path)
+    [(code, _, _, first)] = pools(1).run(evaluate_until, argv, batches + 2)
+    assert code == 1 and len(first) == batches + 2 and (tmp_path / "predictions.jsonl").exists()
+    [(code, out, err, second)] = pools(1).run(evaluate_until, argv, 10**6)
+    assert code == 0, err
+    assert "101 of 101 summaries are there already" in out
+    assert len(second) == batches - 2 > 0
+    found = json.loads((tmp_path / "comparison.json").read_text())
+    assert found["metrics"]["rouge1"]["ties"] == 101
+    assert not list(tmp_path.rglob(".unfinished"))
 
 
 def test_sharded_evaluation_is_the_same(pools: Any, trained: Path, tmp_path: Path) -> None:

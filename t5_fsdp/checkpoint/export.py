@@ -39,6 +39,7 @@ _GENERATION_OPTIONS = (
     "num_beams", "max_new_tokens", "length_penalty", "min_new_tokens", "no_repeat_ngram_size",
     "do_sample",
 )  # fmt: skip
+_FIRST_GENERATION_OPTIONS = _GENERATION_OPTIONS[:3]  # older exports have these alone
 _SAMPLING_OPTIONS = ("temperature", "top_k", "top_p")  # transformers refuses them without do_sample
 
 
@@ -258,13 +259,12 @@ def exported_options(folder: Path) -> dict[str, dict[str, Any]]:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         generation = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
         stored = config["task_specific_params"]["summarization"]
+        names = list(_FIRST_GENERATION_OPTIONS)
+        names += [name for name in _GENERATION_OPTIONS if name not in names and name in generation]
+        names += [name for name in _SAMPLING_OPTIONS if generation.get("do_sample")]
         return {
             "data": {name: stored[name] for name in _DATA_OPTIONS},
-            "evaluation": {
-                name: generation[name]
-                for name in (*_GENERATION_OPTIONS, *_SAMPLING_OPTIONS)
-                if name in _GENERATION_OPTIONS or generation.get("do_sample")
-            },
+            "evaluation": {name: generation[name] for name in names},
         }
     except (OSError, ValueError, KeyError, TypeError):
         return {}

@@ -35,6 +35,8 @@ _TOKENIZER_FILES = (
 # SentencePiece's 0.9995 makes the rarer capitals of a small corpus unknown, and what is unknown
 # is missing from every prediction.
 _CHARACTER_COVERAGE = 0.99999
+# Half a character, which JSON's escapes can write and UTF-8 can't.
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _ORDINARY_TEXT = "the quick brown fox"
 _MAX_TRAINING_SENTENCES = 1_000_000
 _MAX_SENTENCE_BYTES = 1 << 16  # SentencePiece skips longer lines without a word
@@ -355,6 +357,7 @@ class Encoder:
         return rows
 
     def _plain(self, text: str) -> str:
+        text = _LONE_SURROGATE.sub("\ufffd", text)
         # A text that quotes "</s>" must not end there: a blank inside makes it ordinary pieces.
         return self._specials.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
 
@@ -380,6 +383,8 @@ class Encoder:
     def is_unknown(self, character: str) -> bool:
         """Whether the vocabulary cannot write a character."""
         if character not in self._unknown:
+            if _LONE_SURROGATE.match(character):
+                return True
             ids = self._encode([character], False)[0]
             self._unknown[character] = self.unknown_id is not None and self.unknown_id in ids
         return self._unknown[character]

@@ -199,13 +199,19 @@ class _Decoder:
             number: of the batch; sampling is seeded by it.
         """
         if not self._settings.do_sample:
-            return self._decode_or_halve(sources)
-        with torch.random.fork_rng():
-            assert self._settings.seed is not None
-            seed_torch(self._settings.seed, "sampling", number)
-            return self._decode_or_halve(sources)
+            return self._decode_or_halve(sources, number)
+        device = self._model.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            return self._decode_or_halve(sources, number)
 
-    def _decode_or_halve(self, sources: Sequence[np.ndarray]) -> list[GeneratedSummary]:
+    def _decode_or_halve(
+        self, sources: Sequence[np.ndarray], number: int, first: int = 0
+    ) -> list[GeneratedSummary]:
+        """Summaries of one batch, or of a part of it that starts at `first`."""
+        if self._settings.do_sample:
+            assert self._settings.seed is not None
+            # Each attempt anew: what a failed one has drawn depends on where memory ran out.
+            seed_torch(self._settings.seed, "sampling", number, first)
         try:
             return self._decode(sources)
         except torch.OutOfMemoryError as error:
@@ -213,12 +219,16 @@ class _Decoder:
             if len(sources) == 1 or self._is_sharded:
                 raise UserError(
                     f"decoding {len(sources)} examples does not fit into this GPU's memory "
-                    f"({str(error)[:100]}); lower evaluation.batch_tokens or num_beams"
+                    f"({str(error)[:100]}); lower evaluation.batch_tokens, "
+                    "batch_examples or num_beams"
                 ) from None
         # Behind the except block, which holds on to the tensors of the failed attempt.
         torch.cuda.empty_cache()
         half = len(sources) // 2
-        return [*self._decode_or_halve(sources[:half]), *self._decode_or_halve(sources[half:])]
+        return [
+            *self._decode_or_halve(sources[:half], number, first),
+            *self._decode_or_halve(sources[half:], number, first + half),
+        ]
 
     def _decode(self, sources: Sequence[np.ndarray]) -> list[GeneratedSummary]:
         # Only the sources count; collate wants targets too.

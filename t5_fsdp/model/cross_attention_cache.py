@@ -41,7 +41,8 @@ def source_inputs(
     encoded = model.get_encoder()(
         input_ids=input_ids, attention_mask=attention_mask, return_dict=True
     )
-    keys = DynamicCache(config=model.config)
+    # The layers of a cache made for a configuration are as many as the encoder's.
+    keys = DynamicCache()
     states = encoded.last_hidden_state
     for index, block in enumerate(model.get_decoder().block):
         attention = block.layer[1].EncDecAttention
@@ -54,5 +55,5 @@ def source_inputs(
     # transformers has renamed the argument.
     forward = inspect.signature(model.forward).parameters
     name = "cache" if "cache" in forward else "past_key_values"
-    cache = _SharedSourceCache(DynamicCache(config=model.config), keys)
+    cache = _SharedSourceCache(DynamicCache(), keys)
     return {"encoder_outputs": encoded, "attention_mask": attention_mask, name: cache}

@@ -98,6 +98,16 @@ def test_a_file_is_compared_with_itself(pools: Any, tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == [path, other]
 
 
+def test_half_characters_end_nothing(pools: Any, steps: list[Path], tmp_path: Path) -> None:
+    rows = [{"document": "Cut \ud83d.", "reference": "cut \ud83d", "prediction": "\ud83d soil"}]
+    path = write_jsonl(tmp_path / "a.jsonl", rows)
+    for baseline in (write_jsonl(tmp_path / "b.jsonl", rows), "lead", steps[1]):
+        argv = ["--predictions", path, "--baseline", baseline, "--output_dir", tmp_path / "out"]
+        assert f"difference to {baseline}" in evaluate(pools, *argv)
+    [row] = (tmp_path / "out/predictions.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(row)["reference"] == rows[0]["reference"]
+
+
 def test_presets_tokenizers_and_references_are_options(pools: Any, tmp_path: Path) -> None:
     rows = [{"references": ["完全相同", "不"], "prediction": "完全相同"}]
     path = write_jsonl(tmp_path / "a.jsonl", rows)

@@ -15,7 +15,13 @@ import sentencepiece
 from t5_fsdp.config import DataConfig, ModelConfig
 from t5_fsdp.data import prepared, tokenization
 from t5_fsdp.data.prepared import open_prepared, prepare
-from t5_fsdp.data.tokenization import load_tokenizer, tokenizer_digest, train_tokenizer
+from t5_fsdp.data.tokenization import (
+    Encoder,
+    encode_sources,
+    load_tokenizer,
+    tokenizer_digest,
+    train_tokenizer,
+)
 from t5_fsdp.data.tokenized import TokenizedSplit
 from t5_fsdp.errors import UserError
 
@@ -463,3 +469,14 @@ def test_a_tokenizer_is_known_by_its_vocabulary_not_its_files(tmp_path, monkeypa
         tokenizer_digest(load_tokenizer(str(tmp_path / name))) for name in ("one", "again", "other")
     ]
     assert digests[0] == digests[1] != digests[2]
+
+
+def test_half_a_character_is_one_that_the_vocabulary_lacks(corpus: Path) -> None:
+    tokenizer = load_tokenizer(str(corpus / "tokenizer"))
+    encoder = Encoder(tokenizer)
+    assert encoder.is_unknown("\ud83d") and not encoder.is_unknown("r")
+    broken, replaced = (
+        encode_sources(tokenizer, [f"rice {character} soil"], "summarize: ", 64)[0].tolist()
+        for character in ("\ud83d", "\ufffd")
+    )
+    assert broken == replaced and len(broken) > 4

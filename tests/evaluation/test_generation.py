@@ -149,8 +149,32 @@ def test_a_batch_that_runs_out_of_memory_is_halved(
     assert generate(model, tokenizer, sources, settings) == expected
     assert sizes[:4] == [9, 4, 2, 2]
     most = 0
-    with pytest.raises(UserError, match="lower evaluation"):
+    with pytest.raises(UserError, match="batch_tokens, batch_examples or"):
         generate(model, tokenizer, sources, settings)
+
+
+def test_sampling_depends_on_the_halves_and_not_on_where_memory_ran_out(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, sources = load_tokenizer(str(corpus / "tokenizer")), random_sources(9)
+    model, whole = tiny_model("sdpa"), tiny_model("sdpa").generate
+    settings = settings_of(num_beams=1, do_sample=True, seed=7, batch_tokens=10**6)
+    found, devices, fork = [], [], torch.random.fork_rng
+    monkeypatch.setattr(
+        torch.random, "fork_rng", lambda given: (devices.append(given), fork(given))[1]
+    )
+    for drawn in (0, 5):
+
+        def limited(drawn: int = drawn, **inputs: Any) -> Any:
+            if len(inputs["input_ids"]) > 2:
+                torch.rand(drawn)
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return whole(**inputs)
+
+        monkeypatch.setattr(model, "generate", limited)
+        found.append(generate(model, tokenizer, sources, settings))
+    assert found[0] == found[1] and len({made.text for made in found[0].values()}) > 5
+    assert devices == [[], []]  # of a model on the CPU
 
 
 def generate_sharded(options: dict[str, Any], sources: list[np.ndarray], folder: str) -> Any:

@@ -23,6 +23,7 @@ from t5_fsdp.errors import EXIT_DEFECT, EXIT_USER_ERROR, PeerFailed, UserError
 
 if TYPE_CHECKING:
     import torch
+    import torch.distributed as dist
     from torch.distributed import Store
 
 T = TypeVar("T")
@@ -130,6 +131,8 @@ class World:
         self.device = device
         self._store = store
         self._tasks = 0
+        # Beside the default group: for collectives of a thread, which must not meet the others'.
+        self.background_group: dist.ProcessGroup | None = None
         # Without torchrun rank 0 keeps the store: it has to outlive the others' last question.
         self.hosts_store = False
 
@@ -239,14 +242,39 @@ class World:
         import torch.distributed as dist
 
         on_gpu = self.device.type == "cuda"
+        timeout = timedelta(seconds=timeout_seconds)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
             store=dist.PrefixStore(f"group/{self.launch.restart}", self._store),
             rank=self.rank,
             world_size=self.world_size,
-            timeout=timedelta(seconds=timeout_seconds),
+            timeout=timeout,
             device_id=self.device if on_gpu else None,
         )
+        self.background_group = dist.new_group(backend="gloo", timeout=timeout)
+
+    def meet(self, should_stop: Callable[[], bool]) -> bool:
+        """Wait, without timeout, for all ranks; whether one of them was told to stop meanwhile.
+
+        All get the same answer. To be called, with signals deferred, before what waits for the
+        other ranks outside of Python, where no signal is heard.
+
+        Raises:
+            PeerFailed: a rank has reported a failure.
+        """
+        self._tasks += 1
+        key = f"t5_fsdp/{self.launch.restart}/meeting/{self._tasks}"
+        self._store.add(f"{key}/arrived", 1)
+        while not self._store.check([f"{key}/decision"]):
+            self.raise_if_peer_failed()
+            if should_stop():
+                self._store.set(f"{key}/stop", "1")
+            if self.is_main:  # it alone decides, once
+                stops = self._store.check([f"{key}/stop"])
+                if stops or self._store.add(f"{key}/arrived", 0) == self.world_size:
+                    self._store.set(f"{key}/decision", "stop" if stops else "go")
+            time.sleep(_POLL_SECONDS / 5)
+        return self._store.get(f"{key}/decision") == b"stop"
 
     def disconnect(self) -> None:
         """End the process group; call it when nothing refers to the sharded model any more.

@@ -78,25 +78,36 @@ def new_folder(folder: Path, option: str, *, replace: bool = False) -> Iterator[
 
     Args:
         option: how the user gave it, for messages.
-        replace: it may be there already, and goes when the new one is complete.
+        replace: one that is there, which the caller has made sure is its own, goes when the new
+            one is complete.
 
     Raises:
-        UserError: it can't be written, or is there already.
+        UserError: it can't be written, or something is there already.
     """
     folder = Path(os.path.abspath(folder))  # "." has no name
     if not replace:
         check_new(folder, option)
     partial, old = (folder.with_name(f".{folder.name}.{end}") for end in ("part", "old"))
     try:
+        _put_back(old, folder)
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         yield partial
         if folder.is_dir():
-            shutil.rmtree(old, ignore_errors=True)
-            os.replace(folder, old)
+            if replace:
+                os.replace(folder, old)
+            else:  # fails where somebody has put something into it meanwhile
+                folder.rmdir()
         os.replace(partial, folder)
     except (OSError, shutil.Error) as error:
         raise UserError(f"{option} {folder} can't be written ({error})") from None
     finally:
+        _put_back(old, folder)
         shutil.rmtree(partial, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
+
+
+def _put_back(old: Path, folder: Path) -> None:
+    """Delete what a complete new folder has replaced; where none came, it is the folder again."""
+    if not os.path.lexists(folder) and old.is_dir():
+        os.replace(old, folder)
+    shutil.rmtree(old, ignore_errors=True)

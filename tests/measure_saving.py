@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from t5_fsdp.config import OptimizerConfig, ParallelConfig
-from tests.workers import COLLECTIVE_TIMEOUT_SECONDS, Pool, joined_world
+from tests.workers import Pool, joined_world
 
 NUM_SAVES = 5
 SMALL = {"d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8}
@@ -47,7 +47,6 @@ def measure(folder: Path, background: bool) -> dict[str, float]:
             folder / f"background-{background}",
             world,
             retention=Retention(keep_last=1, keep_best=0, best_metric="loss"),
-            timeout_seconds=10 * COLLECTIVE_TIMEOUT_SECONDS,
             background=background,
         )
         manager.on_saved = lambda saved: size.append(saved.num_bytes)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +25,10 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; its exit code (0 done, 2 user error)."""
+    # A path, or a message about it, may hold what the terminal's encoding lacks.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         options = _parser().parse_args(argv)
         listing = list_checkpoints(Path(options.folder), options.verify)
@@ -31,6 +37,8 @@ def main(argv: Sequence[str]) -> int:
     except UserError as error:
         print(error.render(), file=sys.stderr)
         return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except BrokenPipeError:  # `| head` has seen enough; nor must the interpreter's end try again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:

@@ -5,6 +5,7 @@ One process does it, tensor by tensor, so that a large model is never in memory.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -15,13 +16,13 @@ from typing import Any
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 
-from t5_fsdp.checkpoint.format import TOKENIZER, read_state
+from t5_fsdp.checkpoint.format import TOKENIZER, checkpoint_digest, read_state
 from t5_fsdp.checkpoint.manager import StoredWeights, read_weights
 from t5_fsdp.checkpoint.model_card import write_card
 from t5_fsdp.checkpoint.verification import Verification, verify
 from t5_fsdp.config import DataConfig, EvaluationConfig
 from t5_fsdp.errors import UserError
-from t5_fsdp.files import check_new, copy_files, new_folder
+from t5_fsdp.files import check_new, copy_files, new_folder, write_json
 from t5_fsdp.model.adapter import is_adapter, peft_state_dict
 from t5_fsdp.model.build import (
     ModelSpec,
@@ -41,6 +42,29 @@ _GENERATION_OPTIONS = (
 )  # fmt: skip
 _FIRST_GENERATION_OPTIONS = _GENERATION_OPTIONS[:3]  # older exports have these alone
 _SAMPLING_OPTIONS = ("temperature", "top_k", "top_p")  # transformers refuses them without do_sample
+
+
+_ORIGIN = "t5_fsdp.json"  # marks a folder as written here, and says from which checkpoint
+
+
+def check_replaceable(output: Path, option: str) -> None:
+    """Raises UserError unless there is nothing at `output`, or a folder that an export has made."""
+    if not os.path.lexists(output):
+        return
+    ours = output.is_dir() and ((output / _ORIGIN).is_file() or not any(output.iterdir()))
+    if output.is_symlink() or not ours:
+        raise UserError(
+            f"{option} {output} is there already and no export of this program; move it away"
+        )
+
+
+def is_export_of(output: Path, checkpoint: Path) -> bool:
+    """Whether `output` was exported from a checkpoint."""
+    try:
+        origin = json.loads((output / _ORIGIN).read_text(encoding="utf-8"))
+        return origin["checkpoint_digest"] == checkpoint_digest(checkpoint)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 @dataclass(frozen=True)
@@ -82,20 +106,20 @@ def export_to_hf(
         generation: becomes the model's defaults for `generate`.
         data: prefix, length and keep_newlines are stored with the model.
         option: that named `output`, for messages.
-        replace: `output` may be there already.
+        replace: `output` may be an earlier export.
 
     Raises:
         UserError: the checkpoint is not sound, `output` can't be written or is there already, or
             the weights do not fit the dtype.
         VerificationError: the folder computes something else than the checkpoint.
     """
-    if not replace:
-        check_new(output, option)
+    (check_replaceable if replace else check_new)(output, option)
     spec, layout, weights = _plain_weights(checkpoint, options.dtype)
     with new_folder(output, option, replace=replace) as partial:
         _write_model_files(partial, spec, options.dtype, generation, data)
         copy_files(checkpoint / TOKENIZER, partial)
         _write_shards(partial, layout, weights, options.max_shard_bytes)
+        write_json(partial / _ORIGIN, {"checkpoint_digest": checkpoint_digest(checkpoint)})
         write_card(partial, options.name, checkpoint, config, generation, data, dtype=options.dtype)
         return verify(checkpoint, partial, options.dtype) if options.verify else None
 
@@ -208,7 +232,8 @@ def export_to_file(checkpoint: Path, output: Path, dtype: str = "fp32") -> None:
     except OSError as error:
         raise UserError(f"--output {output} can't be written ({error})") from None
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # must not hide the first error
+            partial.unlink(missing_ok=True)
 
 
 def export_adapter(

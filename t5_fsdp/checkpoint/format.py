@@ -74,16 +74,34 @@ class RunState:
         return ModelSpec.from_json(self.model)
 
 
+class DamagedError(UserError):
+    """A checkpoint that does not hold what was written; an older one may be gone on from.
+
+    Of another format, or not readable for the moment, is another thing: that one may be sound.
+    """
+
+
+def folder_name(step: int) -> str:
+    """Of the checkpoint of a step."""
+    return f"step-{step:08d}"
+
+
 def step_of(folder: Path) -> int | None:
     """The step in a checkpoint folder's name, or None for another folder."""
     match = _NAME.fullmatch(folder.name)
-    return int(match.group(1)) if match else None
+    step = int(match.group(1)) if match else None
+    return step if step is not None and folder_name(step) == folder.name else None
+
+
+def step_with_damaged(folder: Path) -> int | None:
+    """As `step_of`, also of a folder that was moved aside."""
+    return step_of(folder.with_name(folder.name.removesuffix(DAMAGED)))
 
 
 def complete_checkpoints(run_dir: Path) -> list[Path]:
     """The run's complete checkpoints, oldest first."""
     folders = [path for path in (run_dir / "checkpoints").glob("step-*") if step_of(path)]
-    return sorted((f for f in folders if (f / COMPLETE).is_file()), key=lambda f: step_of(f) or 0)
+    return sorted(filter(is_checkpoint, folders), key=lambda folder: step_of(folder) or 0)
 
 
 def newest_sound(
@@ -91,24 +109,36 @@ def newest_sound(
 ) -> Path | None:
     """The last of the folders that is complete and undamaged; tells which ones are not.
 
+    Weights alone, which no run goes on from, are passed over.
+
     Args:
-        folders: in the order of steps.
+        folders: the last one is taken first.
         warn: gets a line for each that is damaged.
         content: read every file and compare its checksum, not only its size.
+
+    Raises:
+        UserError: one is of another format or can't be read, and may be sound.
     """
     for folder in reversed(folders):
         try:
             (check_content if content else check_complete)(folder)
-            read_state(folder)
-            return folder
-        except UserError as error:
-            warn(f"{error}; taking the one before it")
+            if not read_state(folder).weights_only:
+                return folder
+            warn(f"{folder} holds weights alone; taking another one")
+        except DamagedError as error:
+            warn(f"{error}; taking another one")
     return None
 
 
 def is_checkpoint(folder: Path) -> bool:
     """Whether a folder is a complete checkpoint of ours."""
     return (folder / COMPLETE).is_file()
+
+
+def checkpoint_digest(folder: Path) -> str:
+    """Of everything in a complete checkpoint: COMPLETE has every file's checksum."""
+    content = (folder / COMPLETE).read_bytes()
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def check_complete(folder: Path) -> Path:
@@ -129,7 +159,7 @@ def check_complete(folder: Path) -> Path:
         found = path.stat().st_size if path.is_file() else None
         if found != size:
             state = "missing" if found is None else f"{found} bytes long"
-            raise UserError(
+            raise DamagedError(
                 f"the checkpoint {folder} is damaged: {name} should have {size} bytes and is "
                 f"{state}; use another checkpoint"
             )
@@ -147,7 +177,7 @@ def check_content(folder: Path) -> Path:
     found = checksums(folder, list(listed))
     for name, (_, checksum) in listed.items():
         if found[name] != checksum:
-            raise UserError(
+            raise DamagedError(
                 f"the checkpoint {folder} is damaged: {name} should have the checksum "
                 f"{checksum:08x} and has {found[name]:08x}; use another checkpoint"
             )
@@ -162,15 +192,25 @@ def _listed_files(folder: Path) -> dict[str, tuple[int, int]]:
     version, digest = marker.get("format_version"), marker.pop("digest", None)
     is_sound = digest == _digest_of(marker)
     if is_sound and version == FORMAT_VERSION:
+        _check_name(folder, marker["step"])
         return {name: (size, checksum) for name, (size, checksum) in marker["files"].items()}
     if (is_sound or digest is None) and isinstance(version, int) and version != FORMAT_VERSION:
         raise UserError(
             f"{folder} is a checkpoint of format {version}; this version reads {FORMAT_VERSION}"
         )
-    raise UserError(
+    raise DamagedError(
         f"the checkpoint {folder} is damaged: COMPLETE does not have the content that it was "
         "written with; use another checkpoint"
     )
+
+
+def _check_name(folder: Path, step: int) -> None:
+    """Raises DamagedError when a checkpoint lies under the name of another step's."""
+    if step_of(folder) not in (None, step):
+        raise DamagedError(
+            f"{folder} holds the checkpoint of step {step}, so its name is wrong; call it "
+            f"{folder_name(step)}, or use another checkpoint"
+        )
 
 
 def _digest_of(marker: Mapping[str, Any]) -> str:
@@ -190,18 +230,26 @@ def _crc32(path: Path) -> int:
             while block := file.read(_BLOCK_BYTES):
                 value = zlib.crc32(block, value)
     except OSError as error:
-        raise UserError(
-            f"{path} can't be read ({error.strerror}); use another checkpoint"
-        ) from None
+        raise _unreadable(path, error) from None
     return value
 
 
 def read_json(path: Path) -> Any:
-    """Raises UserError when the file can't be read or is no JSON."""
+    """Raises DamagedError when the file is missing or no JSON, UserError when it can't be read."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} can't be read ({error}); use another checkpoint") from None
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> UserError:
+    if isinstance(error, ValueError | FileNotFoundError):
+        return DamagedError(f"{path} is damaged or missing ({error}); use another checkpoint")
+    reason = getattr(error, "strerror", None) or error
+    return UserError(
+        f"{path} can't be read ({reason}); the checkpoint may be sound: mend that, or use another "
+        "one (checkpoint.resume: FOLDER)"
+    )
 
 
 def read_state(folder: Path) -> RunState:
@@ -242,7 +290,7 @@ def read_plain_state(folder: Path) -> RunState:
 
 
 def _wrong_state(folder: Path, error: Exception) -> UserError:
-    return UserError(f"{folder / STATE} is not of this format ({error}); use another checkpoint")
+    return DamagedError(f"{folder / STATE} is not of this format ({error}); use another checkpoint")
 
 
 def _read_scores(path: Path) -> dict[str, dict[str, float]] | None:

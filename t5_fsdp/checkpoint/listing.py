@@ -21,6 +21,7 @@ from t5_fsdp.checkpoint.format import (
     is_checkpoint,
     read_plain_state,
     step_of,
+    step_with_damaged,
 )
 from t5_fsdp.checkpoint.retention import best_steps
 from t5_fsdp.config import EvaluationConfig
@@ -112,26 +113,26 @@ def _find(folder: Path) -> list[Path]:
     """
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}; check the path")
-    if is_checkpoint(folder) or _step_of(folder) is not None:
+    if is_checkpoint(folder) or step_with_damaged(folder) is not None:
         return [folder]
     inner = folder / "checkpoints" if (folder / "checkpoints").is_dir() else folder
-    found = [path for path in inner.iterdir() if path.is_dir() and _step_of(path) is not None]
+    found = [
+        path for path in inner.iterdir() if path.is_dir() and step_with_damaged(path) is not None
+    ]
     if not found:
         raise UserError(
             f"{folder} holds no checkpoints; give a run's folder, or one checkpoint of it"
         )
-    return sorted(found, key=lambda path: (_step_of(path) or 0, path.name))
-
-
-def _step_of(folder: Path) -> int | None:
-    return step_of(folder.with_name(folder.name.removesuffix(DAMAGED)))
+    return sorted(found, key=lambda path: (step_with_damaged(path) or 0, path.name))
 
 
 def _look_at(folder: Path, now: float, verify: bool) -> tuple[Listed, RunState | None]:
     complete = folder / COMPLETE
     changed = (complete if complete.is_file() else folder).stat().st_mtime
     sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
-    listed = Listed(str(folder), _step_of(folder), max(0.0, now - changed), sum(sizes), "complete")
+    listed = Listed(
+        str(folder), step_with_damaged(folder), max(0.0, now - changed), sum(sizes), "complete"
+    )
     if folder.name.endswith(DAMAGED):
         listed.status = "moved aside"
         return listed, None

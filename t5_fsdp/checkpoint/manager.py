@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +43,7 @@ from t5_fsdp.checkpoint.format import (
     RunState,
     checksums,
     files_below,
+    folder_name,
     read_state,
     write_complete,
 )
@@ -196,7 +196,6 @@ class CheckpointManager:
     Args:
         retention: which checkpoints are kept.
         background: return from `save` before the files are written; the same on all ranks.
-        timeout_seconds: a rank that is waited for longer fails the save.
 
     Attributes:
         on_saved: called on rank 0, in the training thread, for each complete checkpoint.
@@ -208,7 +207,6 @@ class CheckpointManager:
         world: World,
         *,
         retention: Retention,
-        timeout_seconds: float,
         background: bool = True,
         warn: Callable[[str], None] = print,
     ) -> None:
@@ -219,14 +217,14 @@ class CheckpointManager:
         self._background, self._warn = background, warn
         self.on_saved: Callable[[SavedCheckpoint], None] = lambda saved: None
         # A group of its own: the saving thread's collectives must not meet those of training.
-        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
+        self._group = world.background_group
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._saving: _Saving | None = None
         self._scores_lock = threading.Lock()
 
     def path(self, step: int) -> Path:
         """Where the checkpoint of a step is or would be."""
-        return self._folder / f"step-{step:08d}"
+        return self._folder / folder_name(step)
 
     def save(
         self,
@@ -454,7 +452,8 @@ def _make_room(folder: Path) -> None:
     try:
         if folder.exists():
             shutil.rmtree(damaged, ignore_errors=True)
-            (folder / COMPLETE).unlink(missing_ok=True)
+            if not folder.is_symlink():  # what lies behind a link is another run's
+                (folder / COMPLETE).unlink(missing_ok=True)
             os.replace(folder, damaged)
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -503,6 +502,11 @@ def _save_error(folder: Path, error: BaseException) -> UserError:
         return UserError(
             f"the checkpoint {folder} can't be copied into host memory; set "
             "checkpoint.async_save: false, which writes it from where it is"
+        )
+    if "inline_container" in str(error):  # torch's, when a write stops half-way
+        return UserError(
+            f"the checkpoint {folder} can't be written (it was cut off, as on a full disk); free "
+            "disk space or give another run_dir; older checkpoints are untouched"
         )
     reason = next((line for line in str(error).splitlines() if "rror" in line), str(error))
     return UserError(

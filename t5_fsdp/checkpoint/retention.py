@@ -8,7 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from t5_fsdp.checkpoint.format import COMPLETE, DAMAGED, complete_checkpoints, step_of
+from t5_fsdp.checkpoint.format import (
+    COMPLETE,
+    DAMAGED,
+    complete_checkpoints,
+    is_checkpoint,
+    step_of,
+    step_with_damaged,
+)
 from t5_fsdp.errors import UserError
 
 Scores = dict[str, dict[str, float]]  # validation figures by step
@@ -61,23 +68,23 @@ def prune(
 ) -> None:
     """Delete what is not to be kept, and what interrupted saves of older steps left behind.
 
-    Only folders of our naming are touched. What can't be deleted is only warned of: the newest
-    checkpoint is sound. On rank 0 only.
+    Only folders of our naming are touched, and no link is followed: what lies behind it is another
+    run's. What can't be deleted is only warned of: the newest checkpoint is sound. On rank 0 only.
 
     Args:
         step: of the checkpoint just written, which stays.
     """
-    try:
-        folders = complete_checkpoints(run_dir)
-        kept = {step, *retention.kept(folders, scores)}
-        for folder in folders:
-            if step_of(folder) not in kept:
-                (folder / COMPLETE).unlink()
-                shutil.rmtree(folder)
-        for folder in _leftovers(run_dir / "checkpoints", step):
+    folders = complete_checkpoints(run_dir)
+    kept = {step, *retention.kept(folders, scores)}
+    surplus = [folder for folder in folders if step_of(folder) not in kept]
+    for folder in [*surplus, *_leftovers(run_dir / "checkpoints", step)]:
+        if folder.is_symlink() or not folder.is_dir():
+            continue
+        try:
+            (folder / COMPLETE).unlink(missing_ok=True)
             shutil.rmtree(folder)
-    except OSError as error:
-        warn(f"an old checkpoint can't be deleted ({error}); delete it by hand")
+        except OSError as error:
+            warn(f"an old checkpoint can't be deleted ({error}); delete it by hand")
 
 
 def check_room(
@@ -118,8 +125,8 @@ def _leftovers(folder: Path, step: int) -> list[Path]:
     """Of steps up to `step`: what an interrupted save left, and damaged ones moved aside."""
     found = []
     for path in folder.iterdir():
-        of_step = step_of(path.with_name(path.name.removesuffix(DAMAGED)))
-        damaged = path.name.endswith(DAMAGED) or not (path / COMPLETE).exists()
+        of_step = step_with_damaged(path)
+        damaged = path.name.endswith(DAMAGED) or not is_checkpoint(path)
         if of_step is not None and of_step <= step and damaged:
             found.append(path)
     return found

@@ -123,7 +123,7 @@ def summarize_by_model(
 
     assert baseline.found is not None and session.world is not None
     found, config, world = baseline.found, baseline.config, session.world
-    found.choose(config.evaluation.best_metric, world)
+    found.choose(config.evaluation.best_metric, session)
     own = None if folder is None else folder / "baseline"
 
     def read_earlier() -> bool:

@@ -85,8 +85,8 @@ def _score_file(layers: Layers, session: Session) -> None:
     if baseline is not None:
         add_predictions(baseline, rows, path)
     if baseline is not None and needs_world:
-        world = session.enter_world()
-        world.connect(config.train.collective_timeout_seconds)
+        session.enter_world()
+        session.connect(config.train.collective_timeout_seconds)
         summarize_by_model(baseline, rows, rouge, layers.own["split"], folder, session)
 
     def score() -> None:
@@ -112,8 +112,8 @@ def _evaluate_checkpoint(layers: Layers, session: Session) -> None:
     config = resolve(layers, found.base)
     baseline = find_baseline(layers, config)
     world = session.enter_world()
-    found.choose(config.evaluation.best_metric, world)
-    world.connect(config.train.collective_timeout_seconds)
+    found.choose(config.evaluation.best_metric, session)
+    session.connect(config.train.collective_timeout_seconds)
     loaded = load_model(found, config, world, session.console)
     tokenizer, source = loaded.tokenizer, loaded.source
     prepared = _prepared(config, found.stored_data, loaded, session)

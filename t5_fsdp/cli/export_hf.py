@@ -77,7 +77,7 @@ def _export(argv: Sequence[str], session: Session) -> None:
         from t5_fsdp.checkpoint.hub import check_push
 
         check_push(own["push_to_hub"])
-    found.choose(config.evaluation.best_metric)
+    found.choose(config.evaluation.best_metric, session)
     _WRITERS[own["format"]](found, config, own, session.console)
     session.console.say(f"exported {found.checkpoint or found.name} to {own['output']}")
     if own["push_to_hub"] is not None:
@@ -176,6 +176,11 @@ def _write_dcp(found: FoundModel, config: Config, own: dict[str, Any], console: 
     from t5_fsdp.checkpoint.weights_only import write_weights
 
     output = Path(own["output"])
+    if output.absolute().parent.name == "checkpoints":
+        raise UserError(
+            f"--output {output} lies among the checkpoints of a run, which can't go on from it; "
+            "give a folder elsewhere"
+        )
     if found.checkpoint is None:
         _convert(found.name, config, output, console)
         return
@@ -220,6 +225,7 @@ def _convert(name: str, config: Config, output: Path, console: Console) -> None:
         write_weights(output, opened.tensors, state, dump_yaml(config), Path(folder))
 
 
+_AT_END = "hf"  # in the run's folder
 _WRITERS = {"hf": _write_hf, "adapter": _write_adapter, "safetensors": _write_file,
             "dcp": _write_dcp}  # fmt: skip
 
@@ -229,23 +235,30 @@ def _name(own: dict[str, Any]) -> str:
     return own["push_to_hub"] or Path(own["output"]).absolute().name
 
 
+def check_export_at_end(config: Config) -> None:
+    """Raises UserError when `<run_dir>/hf`, which is to be written, holds something else."""
+    from t5_fsdp.checkpoint.export import check_replaceable
+
+    if config.checkpoint.export_at_end:
+        check_replaceable(Path(config.run_dir) / _AT_END, "checkpoint.export_at_end:")
+
+
 def export_at_end(config: Config, console: Console, anew: bool) -> None:
     """Write the run's best checkpoint, else its newest, to `<run_dir>/hf`; by one process.
 
     Args:
-        anew: also when the folder is there and younger than the checkpoint.
+        anew: also when that checkpoint was exported there before.
 
     Raises:
         UserError: there is none that is sound, or the folder can't be written.
     """
-    from t5_fsdp.checkpoint.export import ExportOptions, export_to_hf
-    from t5_fsdp.checkpoint.format import COMPLETE
+    from t5_fsdp.checkpoint.export import ExportOptions, export_to_hf, is_export_of
 
     run_dir = Path(config.run_dir)
-    output = run_dir / "hf"
-    chosen = run_folder.find_checkpoint(run_dir, "run_dir", config.evaluation.best_metric)
-    made = output / "config.json"
-    if not anew and made.is_file() and made.stat().st_mtime > (chosen / COMPLETE).stat().st_mtime:
+    output = run_dir / _AT_END
+    best = config.evaluation.best_metric
+    chosen = run_folder.find_checkpoint(run_dir, "run_dir", best, console.warn)
+    if not anew and is_export_of(output, chosen):
         return
     export_to_hf(
         chosen,

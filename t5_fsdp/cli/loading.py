@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
+    from t5_fsdp.cli.process import Session
     from t5_fsdp.console import Console
     from t5_fsdp.distributed import World
     from t5_fsdp.evaluation.evaluate import Generator
@@ -75,19 +76,19 @@ class FoundModel:
         cached = try_to_load_from_cache(self.name, "config.json", revision=options.revision)
         return [*values, str(cached)]
 
-    def choose(self, best_metric: str, world: World | None = None) -> None:
-        """Of a run's folder take the best checkpoint by `best_metric`.
+    def choose(self, best_metric: str, session: Session) -> None:
+        """Of a run's folder take the best checkpoint by `best_metric`; a collective.
 
-        Args:
-            world: then rank 0 chooses for all; a collective.
+        Rank 0 chooses for all, and tells of damaged ones.
         """
         if self.checkpoint is None:
             return
-
-        def find() -> Path:
-            return run_folder.find_checkpoint(Path(self.name), self.option, best_metric)
-
-        self.checkpoint = find() if world is None else world.on_rank_zero(find)
+        assert session.world is not None
+        self.checkpoint = session.world.on_rank_zero(
+            lambda: run_folder.find_checkpoint(
+                Path(self.name), self.option, best_metric, session.console.warn
+            )
+        )
 
     def evaluation_folder(self, config: Config, split: str) -> Path:
         """Where its evaluations lie: in the run that a checkpoint belongs to, else the configured.

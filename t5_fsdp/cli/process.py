@@ -58,6 +58,21 @@ class Session:
         _quiet_libraries()
         return self.world
 
+    def connect(self, timeout_seconds: float) -> None:
+        """Set up the process group of the world.
+
+        Raises:
+            Preempted: a rank was asked to stop before all had come.
+        """
+        assert self.world is not None
+        interruption = self.interruption
+        with interruption.deferred():
+            stops = self.world.meet(lambda: interruption.requested is not None)
+            if not stops:
+                self.world.connect(timeout_seconds)
+        if stops or interruption.requested is not None:
+            raise Preempted("stopped by a signal; the same command starts again")
+
     def speaks(self, exit_code: int) -> bool:
         """Whether this rank is the one to tell the user about a failure."""
         if self.world is not None:

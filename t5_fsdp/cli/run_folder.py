@@ -107,8 +107,8 @@ def _find_resume(
     newest = newest_sound(found, warn, content)
     if found and newest is None:
         raise UserError(
-            f"all checkpoints of {run_dir} are damaged; give another run_dir, or delete them to "
-            "start anew"
+            f"all checkpoints of {run_dir} are damaged or hold weights alone; give another "
+            "run_dir, or delete them to start anew"
         )
     return newest
 
@@ -153,12 +153,18 @@ def _find_branch(
     )
 
 
-def find_checkpoint(folder: Path, option: str, best_metric: str | None = None) -> Path:
+def find_checkpoint(
+    folder: Path,
+    option: str,
+    best_metric: str | None = None,
+    warn: Callable[[str], None] = lambda line: None,
+) -> Path:
     """A checkpoint folder itself; or of a run's folder the best, else the newest sound one.
 
     Args:
         option: how the user gave it, for messages.
         best_metric: choose the best by it; None: the newest.
+        warn: told of damaged ones that are passed over.
 
     Raises:
         UserError: nothing complete and sound there.
@@ -184,9 +190,9 @@ def find_checkpoint(folder: Path, option: str, best_metric: str | None = None) -
     if newest is None:
         raise UserError(f"{option}: all checkpoints of {folder} are damaged", *damaged)
     if best_metric is not None:
+        by_step = {step_of(path): path for path in found}
         steps = best_steps(read_state(newest).scores, best_metric, found)
-        best = [path for path in found if steps and step_of(path) == steps[0]]
-        return newest_sound(best, damaged.append) or newest
+        newest = newest_sound([by_step[step] for step in reversed(steps)], warn) or newest
     return newest
 
 

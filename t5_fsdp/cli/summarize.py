@@ -87,8 +87,8 @@ def _summarize(argv: Sequence[str], session: Session) -> None:
         world = session.enter_world()
         if not alone:
             world.on_rank_zero(open_files)
-        found.choose(config.evaluation.best_metric, world)
-        world.connect(config.train.collective_timeout_seconds)
+        found.choose(config.evaluation.best_metric, session)
+        session.connect(config.train.collective_timeout_seconds)
         loaded = load_model(found, config, world, session.console)
         _write_summaries(texts, loaded, config, own["long"] == "chunk", writers, session)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from t5_fsdp.cli import run_folder
-from t5_fsdp.cli.export_hf import export_at_end
+from t5_fsdp.cli.export_hf import check_export_at_end, export_at_end
 from t5_fsdp.cli.generator import training_generator
 from t5_fsdp.cli.options import Extra, dump_yaml, parse_layers, resolve
 from t5_fsdp.cli.prepare_data import prepare_on_all_ranks, say_audit
@@ -181,7 +181,7 @@ def _train_from(
     run_dir = Path(config.run_dir)
     _say_start(start, session)
     use_tf32(config.parallel.tf32, world.device)
-    world.connect(config.train.collective_timeout_seconds)
+    session.connect(config.train.collective_timeout_seconds)
     engine = _build_engine(start, config, session, world)
     optimizer = make_optimizer(
         engine.model,
@@ -194,7 +194,6 @@ def _train_from(
         run_dir,
         world,
         retention=_retention(config),
-        timeout_seconds=config.train.collective_timeout_seconds,
         background=config.checkpoint.async_save,
         warn=session.console.warn,
     )
@@ -245,11 +244,12 @@ def _retention(config: Config) -> Retention:
 
 
 def _check_room(model: Any, start: StartingPoint, config: Config) -> None:
-    """Raises UserError when the disk can't hold the checkpoints that are to be kept."""
+    """Raises UserError when the disk can't hold what is to be kept, or a folder is in the way."""
     from t5_fsdp.checkpoint.retention import check_room
     from t5_fsdp.model.build import num_parameters
     from t5_fsdp.training.optimizer import state_bytes
 
+    check_export_at_end(config)
     every, validated = config.checkpoint.every_steps, config.evaluation.every_steps
     best_at_others = (
         start.has_validation

@@ -50,12 +50,18 @@ class FSDP1Engine(WholeModelEngine):
 
     def _wrap(self) -> None:
         options, world = self._options, self._world
-        precision = MixedPrecision(
+        precision: MixedPrecision | None = MixedPrecision(
             param_dtype=DTYPES[options.param_dtype],
             reduce_dtype=DTYPES[options.reduce_dtype],
             buffer_dtype=torch.float32,  # as under FSDP2: running means must not be rounded
             cast_forward_inputs=True,  # likewise: a unit may be a single layer
         )
+        if world.world_size == 1 and options.param_dtype != "fp32":
+            # On one rank FSDP1 shards nothing, and hands float32 weights gradients in the lower
+            # precision, which torch 2.13 refuses: computed as under DDP.
+            precision = None
+            autocast = torch.autocast(world.device.type, DTYPES[options.param_dtype])
+            self.model.forward = autocast(self.model.forward)  # type: ignore[method-assign]
         self.model = FullyShardedDataParallel(
             self.model,
             sharding_strategy=_STRATEGIES[options.sharding or "full_shard"],

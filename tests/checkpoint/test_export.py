@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import shutil
 import sys
 import weakref
@@ -168,8 +167,9 @@ def test_weights_alone_start_a_run_and_no_run_goes_on_from_them(
     assert code == 2 and "weights only" in err and f"model.name: {start}" in err
     assert len(err.splitlines()) == 1 and not (tmp_path / "on").exists()
     shutil.copytree(start, run_dir / "checkpoints/step-00000009")
-    code, _, err = pools(2).command("train", tiny_options(corpus, run_dir, **still))
-    assert code == 2 and "weights only" in err
+    code, out, _ = pools(2).command("train", tiny_options(corpus, run_dir, **still))
+    assert code == 0 and "step-00000009 holds the checkpoint of step 0" in out
+    assert "nothing to do" in out
 
     text = tmp_path / "text.txt"
     text.write_text(make_pairs(1, 7)[0]["document"])
@@ -410,9 +410,14 @@ def test_a_run_exports_its_best_at_the_end(pools: Any, corpus: Path, tmp_path: P
     # The same command again leaves it alone, and makes up for one that is missing or old.
     code, out, _ = pools(2).command("train", argv)
     assert code == 0 and "exported" not in out
-    os.utime(run_dir / "hf/config.json", (0, 0))
+    (run_dir / "hf/t5_fsdp.json").write_text('{"checkpoint_digest": "of another"}')
     code, out, _ = pools(2).command("train", argv)
     assert code == 0 and "exported" in out
+    # What is not ours is not replaced, and is told before the first step.
+    (run_dir / "hf/t5_fsdp.json").rename(run_dir / "hf/mine.json")
+    code, _, err = pools(2).command("train", [*argv, "--train.max_steps", "5"])
+    assert code == 2 and "no export of this program" in err
+    assert len(complete_checkpoints(run_dir)) == 3 and (run_dir / "hf/mine.json").is_file()
     shutil.rmtree(run_dir / "hf")
     code, out, _ = pools(2).command("train", argv)
     assert code == 0 and "exported" in out and (run_dir / "hf/README.md").is_file()

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from t5_fsdp.checkpoint.format import RunState, check_content, complete_checkpoints
+from t5_fsdp.checkpoint.format import (
+    RunState,
+    _digest_of,
+    check_content,
+    complete_checkpoints,
+)
 from t5_fsdp.checkpoint.manager import read_weights
 from t5_fsdp.checkpoint.retention import Retention, best_steps, check_room, prune
-from t5_fsdp.cli.run_folder import find_resume
+from t5_fsdp.cli.run_folder import find_checkpoint, find_resume
 from t5_fsdp.config import CheckpointConfig
 from t5_fsdp.errors import UserError
 from tests.conftest import read_metrics, tiny_options
@@ -89,6 +95,34 @@ def test_what_interrupted_saves_left_goes_and_what_is_not_ours_stays(tmp_path: P
     prune_after(tmp_path, make_state(200))
     # Step 300 has no COMPLETE but may be being written.
     assert left(tmp_path) == ["notes", "step-00000200", "step-00000300", "step-1.old"]
+
+
+def test_what_is_behind_a_link_is_another_runs(tmp_path: Path) -> None:
+    make_folders(tmp_path / "a", [100])
+    make_folders(tmp_path / "b", [200, 300, 400])
+    (tmp_path / "b/checkpoints/step-00000100").symlink_to(tmp_path / "a/checkpoints/step-00000100")
+    prune_after(tmp_path / "b", make_state(400))
+    assert (tmp_path / "a/checkpoints/step-00000100/COMPLETE").exists()
+    assert left(tmp_path / "b") == ["step-00000100", "step-00000300", "step-00000400"]
+
+
+def test_one_that_cannot_be_deleted_spares_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_folders(tmp_path, [100, 200, 300, 400], ("step-00000150", "step-000000250"))
+    unlink, said = Path.unlink, []
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        if path.parent.name == "step-00000100":
+            raise PermissionError(1, "Operation not permitted", str(path))
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    kept = Retention(keep_last=1, keep_best=0, best_metric="loss")
+    prune(tmp_path, kept, 400, {}, said.append)
+    # Nine digits are nobody's of ours.
+    assert set(left(tmp_path)) == {"step-00000100", "step-000000250", "step-00000400"}
+    assert len(said) == 1 and "step-00000100" in said[0]
 
 
 def test_best_is_never_not_a_number_and_the_earliest_of_equals() -> None:
@@ -171,6 +205,39 @@ def test_every_damage_to_every_file_is_found_and_named(
                 assert str(newest) in line and name in line, (name, damage, line)
     said = []
     assert find_resume(run_dir, CheckpointConfig(), said.append) == newest and not said
+
+
+def test_another_format_is_no_damage(run: Any, tmp_path: Path) -> None:
+    assert run("run", 4)[0] == 0
+    newest = tmp_path / "run/checkpoints/step-00000004"
+    marker = json.loads((newest / "COMPLETE").read_text())
+    del marker["digest"]
+    marker["format_version"] = 9
+    marker["digest"] = _digest_of(marker)
+    (newest / "COMPLETE").write_text(json.dumps(marker))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    code, _, err = run("run", 6)
+    assert code == 2 and "of format 9" in err and str(newest) in err
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_name_of_another_step_is_passed_over(run: Any, tmp_path: Path) -> None:
+    assert run("run", 4)[0] == 0
+    folder = tmp_path / "run/checkpoints"
+    shutil.copytree(folder / "step-00000002", folder / "step-00000099")
+    code, out, _ = run("run", 6)
+    assert code == 0 and "(step 4)" in out
+    assert "step-00000099 holds the checkpoint of step 2" in out
+
+
+def test_the_second_best_stands_in_for_a_damaged_best(run: Any, tmp_path: Path) -> None:
+    assert run("run", 6, **{"evaluation.every_steps": 2, "optimizer.lr": 0})[0] == 0
+    run_dir = tmp_path / "run"
+    assert find_checkpoint(run_dir, "", "loss").name == "step-00000002"  # of equals the earliest
+    flip(run_dir / "checkpoints/step-00000002/__0_0.distcp")
+    said: list[str] = []
+    assert find_checkpoint(run_dir, "", "loss", said.append).name == "step-00000004"
+    assert len(said) == 1 and "step-00000002" in said[0] and "damaged" in said[0]
 
 
 def test_resume_from_a_folder_branches_off_and_goes_on_from_its_own(

@@ -447,3 +447,10 @@ def test_four_rows_have_one_gradient_however_they_are_dealt(pools: Any) -> None:
         for found in pools(world_size).run(gradient, per_micro_batch):
             for name, expected in whole.items():
                 torch.testing.assert_close(found[name], expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("engine", ["fsdp2", "fsdp1", "ddp"])
+def test_bf16_runs_alone(pools: Any, engine: str) -> None:
+    losses, _, _ = plain(False, "adamw")
+    [found] = pools(1).run(train, {"engine": engine, "param_dtype": "bf16"}, False, "adamw")
+    assert found[0] == pytest.approx(losses, rel=0.02)

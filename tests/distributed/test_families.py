@@ -37,7 +37,13 @@ FAMILIES: dict[str, tuple[dict[str, Any], bool]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+QUICK = ("t5 v1.1 and flan", "umt5", "bart")
+
+
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=[] if name in QUICK else pytest.mark.long) for name in FAMILIES],
+)
 def test_a_family_goes_all_the_way(pools: Any, corpus: Path, tmp_path: Path, family: str) -> None:
     from transformers import AutoModelForSeq2SeqLM
 
@@ -65,8 +71,15 @@ def test_a_family_goes_all_the_way(pools: Any, corpus: Path, tmp_path: Path, fam
     assert tied is not own_head
 
 
-@pytest.mark.parametrize("engine", ["fsdp1", "ddp"])
-@pytest.mark.parametrize("family", ["bart", "pegasus"])
+@pytest.mark.parametrize(
+    ("family", "engine"),
+    [
+        ("bart", "fsdp1"),
+        pytest.param("bart", "ddp", marks=pytest.mark.long),
+        pytest.param("pegasus", "fsdp1", marks=pytest.mark.long),
+        ("pegasus", "ddp"),
+    ],
+)
 def test_what_is_no_t5_resumes_exactly_under_other_engines(
     pools: Any, corpus: Path, tmp_path: Path, family: str, engine: str
 ) -> None:

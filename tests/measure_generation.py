@@ -50,9 +50,9 @@ def main() -> None:
             line = next(x for x in done.stdout.splitlines() if x.startswith("seconds "))
             print(kind, line, flush=True)
             seconds.setdefault(kind, []).append(float(line.split()[1]))
-    best = {kind: sorted(values)[len(values) // 2] for kind, values in seconds.items()}
+    median = {kind: sorted(values)[len(values) // 2] for kind, values in seconds.items()}
     for kind in ("fp32", "bf16"):
-        print(f"eval_rouge is {best[kind] / best['ours']:.2f} times as fast as {kind}")
+        print(f"eval_rouge is {median[kind] / median['ours']:.2f} times as fast as {kind}")
 
 
 def measure(options: Any) -> None:

@@ -202,14 +202,9 @@ def generation_settings(config: Config) -> GenerationSettings:
 
 def prediction_settings(found: FoundModel, config: Config) -> dict[str, Any]:
     """All that decides about a model's predictions, for rouge.json's "settings"; on one rank."""
-    return {
-        **generation_settings(config).to_json(),
-        "prefix": config.data.prefix,
-        "max_source_tokens": config.data.max_source_tokens,
-        "keep_newlines": config.data.keep_newlines,
-        "param_dtype": config.parallel.param_dtype,
-        "model_digest": found.digest(config),
-    }
+    from t5_fsdp.evaluation.generation import decoding_settings
+
+    return {**decoding_settings(config), "model_digest": found.digest(config)}
 
 
 def compare_with(

@@ -50,6 +50,7 @@ def generates_sharded(
         num_beams=options.num_beams,
         max_source_tokens=config.data.max_source_tokens,
         max_new_tokens=options.max_new_tokens,
+        batch_examples=options.batch_examples,
     )
     if engine is not None:
         needed = max(needed, parameters * engine.gather_bytes(dtype))

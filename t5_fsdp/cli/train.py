@@ -381,7 +381,7 @@ def _validator(
     """Loss and ROUGE of the validation subset for a step; None without such a split."""
     from t5_fsdp.data.tokenization import newline_id
     from t5_fsdp.evaluation.evaluate import choose_examples, validate
-    from t5_fsdp.evaluation.generation import GenerationSettings
+    from t5_fsdp.evaluation.generation import GenerationSettings, decoding_settings
     from t5_fsdp.evaluation.rouge import RougeSettings
 
     split = prepared.split("validation")
@@ -411,6 +411,7 @@ def _validator(
             newline=newline,
             micro_batch_tokens=config.train.micro_batch_tokens,
             width_multiple=width_multiple(config),
+            stored_settings=decoding_settings(config),
             num_shown=config.logging.num_summaries,
             should_stop=lambda: session.interruption.requested is not None,
             output_dir=Path(config.run_dir) / "evaluation" / f"step-{step:08d}" / "validation",

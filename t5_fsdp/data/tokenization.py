@@ -280,8 +280,15 @@ def _writes_newlines(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def sentinel_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """The ids of <extra_id_0>, <extra_id_1> ..., the marks of gaps in T5's pretraining."""
-    return {id for token, id in tokenizer.get_vocab().items() if token.startswith("<extra_id_")}
+    """The ids of <extra_id_0>, <extra_id_1> ..., the marks of gaps in T5's pretraining.
+
+    In mT5's vocabulary they are ordinary pieces with a mark for a blank before them.
+    """
+    return {
+        token_id
+        for token, token_id in tokenizer.get_vocab().items()
+        if token.lstrip("\u2581").startswith("<extra_id_")
+    }
 
 
 def encode_sources(

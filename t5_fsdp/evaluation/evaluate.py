@@ -253,6 +253,7 @@ def validate(
     micro_batch_tokens: int,
     width_multiple: int,
     output_dir: Path,
+    stored_settings: Mapping[str, Any],
     num_shown: int = 0,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Validation:
@@ -261,6 +262,7 @@ def validate(
     Args:
         model: the sharded model, for the loss.
         generator: of the same weights.
+        stored_settings: of `generation.decoding_settings`, for rouge.json.
         num_shown: rows to show, always those of the same examples.
         should_stop: whether this rank was asked to stop.
 
@@ -281,7 +283,7 @@ def validate(
     def score() -> dict[str, float]:
         assert summaries is not None
         evaluation = score_summaries(examples_of(split, indices), summaries, tokenizer, rouge)
-        evaluation.write(output_dir, settings.to_json())
+        evaluation.write(output_dir, stored_settings)
         shown.extend(spread(evaluation.rows, num_shown))
         return {name: evaluation.summary["scores"][name]["fmeasure"] for name in METRICS}
 

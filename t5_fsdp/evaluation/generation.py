@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from t5_fsdp.config import EvaluationConfig
+from t5_fsdp.config import Config, EvaluationConfig
 from t5_fsdp.data.batching import SpecialIds, collate
 from t5_fsdp.data.tokenization import decode_summary, sentinel_ids
 from t5_fsdp.errors import UserError
@@ -31,7 +31,7 @@ class GeneratedSummary:
 
     Attributes:
         cut: it reached the length limit before the end mark.
-        sentinels: generated tokens <extra_id_N>, which decoding leaves out of the text.
+        sentinels: generated tokens <extra_id_N>, which are left out of the text.
     """
 
     text: str
@@ -80,6 +80,17 @@ class GenerationSettings:
         names += ["no_repeat_ngram_size", "do_sample"]
         names += ["temperature", "top_k", "top_p"] if self.do_sample else []
         return {name: getattr(self, name) for name in names}
+
+
+def decoding_settings(config: Config) -> dict[str, Any]:
+    """All that decides about predictions beside the model itself, for rouge.json's "settings"."""
+    return {
+        **GenerationSettings.of(config.evaluation, config.seed).to_json(),
+        "prefix": config.data.prefix,
+        "max_source_tokens": config.data.max_source_tokens,
+        "keep_newlines": config.data.keep_newlines,
+        "param_dtype": config.parallel.param_dtype,
+    }
 
 
 def plan_generation(lengths: Sequence[int], settings: GenerationSettings) -> list[list[int]]:
@@ -258,7 +269,8 @@ def _summary_of(
 ) -> GeneratedSummary:
     """Of generated ids without the decoder's start; behind the end mark there may be padding."""
     return GeneratedSummary(
-        text=decode_summary(tokenizer, ids, newline),
+        # mT5's sentinels are no special tokens, which decoding leaves out by itself.
+        text=decode_summary(tokenizer, [i for i in ids if i not in sentinels], newline),
         cut=tokenizer.eos_token_id not in ids,
         sentinels=sum(token_id in sentinels for token_id in ids),
     )

@@ -3,7 +3,7 @@
 transformers' `generate` repeats each source for each of its beams, computes its keys and values
 that often, and moves them at every step when beams change places. They are the same for all beams
 of an example, so here they are computed once, and a step's beams look at them as so many queries of
-one row. The numbers are those of `generate` without it.
+one row. The numbers are those of `generate` without it, up to rounding.
 
 Only for T5's family with our attention, whose function understands it; see `attention.py`.
 """

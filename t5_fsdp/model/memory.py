@@ -14,21 +14,26 @@ def decoding_bytes(
     num_beams: int,
     max_source_tokens: int,
     max_new_tokens: int,
+    batch_examples: int | None = None,
 ) -> int:
     """What a whole model needs on one device to decode a batch of its longest sources.
 
     Counted are the weights; keys and values of the source, for each beam (at most), and of the
     summary, twice, since they grow by being copied; one layer of the encoder at work; and logits
-    with three float32 copies. Short sources make more rows, whose summaries may take more; a batch
-    that does not fit is halved.
+    with three float32 copies.
+
+    It is no bound: a batch of sources a tenth as long has ten times the rows, and caches and logits
+    of as many more summaries, unless `batch_examples` limits them. A whole model halves a batch
+    that does not fit.
 
     Args:
         num_parameters: of the model.
         itemsize: bytes of a number.
-        batch_tokens, num_beams, max_new_tokens: of the evaluation options.
+        batch_tokens, num_beams, max_new_tokens, batch_examples: of the evaluation options.
         max_source_tokens: longest source.
     """
     rows = max(1, batch_tokens // (max_source_tokens * num_beams))
+    rows = rows if batch_examples is None else min(rows, batch_examples)
     hypotheses = rows * num_beams
     a_token = 2 * shape.inner * shape.decoder_layers * itemsize  # key and value in each layer
     caches = hypotheses * (max_source_tokens + 2 * max_new_tokens) * a_token

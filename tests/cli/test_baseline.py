@@ -61,6 +61,13 @@ def test_two_checkpoints_are_compared(pools: Any, steps: list[Path], tmp_path: P
     own = first.parent.parent / "evaluation" / "step-00000006" / "test"
     assert predictions_in(tmp_path / "baseline") == predictions_in(own)
     assert metric["baseline_fmeasure"] == read(own / "rouge.json")["scores"]["rouge1"]["fmeasure"]
+    # Training's validation says as much about its summaries, but for the checkpoint, of which
+    # there was none yet.
+    settings = read(own / "rouge.json")["settings"]
+    assert len(settings.pop("model_digest")) == 32
+    validation = last.parent.parent / "evaluation" / last.name / "validation"
+    assert read(validation / "rouge.json")["settings"] == settings
+    assert {"prefix", "max_source_tokens", "keep_newlines", "param_dtype"} < settings.keys()
     # They are not generated twice, but with other settings they are.
     again = evaluate(pools, *argv)
     assert f"predictions of {first}: {own}" in again and "summarizing" not in again

@@ -39,6 +39,17 @@ def test_a_summary_knows_whether_it_was_cut_and_what_was_left_out(corpus: Path) 
     assert read(end, pad, pad) == GeneratedSummary("", cut=False, sentinels=0)
 
 
+def test_sentinels_of_mt5_are_ordinary_pieces(corpus: Path) -> None:
+    from transformers import T5Tokenizer
+
+    pieces = ["<pad>", "</s>", "<unk>", "\u2581rice", "\u2581<extra_id_1>", "\u2581<extra_id_0>"]
+    tokenizer = T5Tokenizer(vocab=[(piece, 0.0) for piece in pieces], extra_ids=0)
+    sentinels = sentinel_ids(tokenizer)
+    assert sentinels == {4, 5}
+    found = _summary_of([5, 3, 4, 3, 1, 0], tokenizer, None, sentinels)
+    assert found == GeneratedSummary("rice rice", cut=False, sentinels=2)
+
+
 def test_generation_tells_what_it_did(corpus: Path) -> None:
     tokenizer = load_tokenizer(str(corpus / "tokenizer"))
     newline = newline_id(tokenizer, keep_newlines=True)

@@ -29,6 +29,10 @@ def test_decoding_of_t5_3b() -> None:
     assert caches < long < 1.1 * caches
     twice = decoding_bytes(shape, batch_tokens=32768, **options) - weights
     assert 1.9 * long < twice < 2.1 * long
+    fewer = decoding_bytes(shape, batch_tokens=16384, batch_examples=4, **options) - weights
+    assert 0.4 * long < fewer < 0.6 * long
+    more = decoding_bytes(shape, batch_tokens=16384, batch_examples=99, **options) - weights
+    assert more == long
 
 
 def test_free_memory_of_the_host_is_shared_by_its_processes() -> None:

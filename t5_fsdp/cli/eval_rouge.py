@@ -174,7 +174,7 @@ def _tell(
     folder: Path | None,
     session: Session,
 ) -> None:
-    """The table, what is unusual, and the comparison with a baseline."""
+    """The table, what is unusual, and the comparison with a baseline, which is done with then."""
     from t5_fsdp.evaluation.baselines import lead_baseline
     from t5_fsdp.evaluation.predictions import references_of
     from t5_fsdp.evaluation.rouge import score_pairs

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from t5_fsdp.cli import run_folder
 from t5_fsdp.cli.loading import FoundModel
+from t5_fsdp.cli.process import Session
 from t5_fsdp.config import Config
+from t5_fsdp.console import Console
+from t5_fsdp.interruption import Interruption
+from tests.workers import joined_world
 
 
 def config_with(**values: Any) -> Config:
@@ -47,3 +52,20 @@ def test_the_digest_sees_what_decides(
         patched.setattr(run_folder, "library_versions", lambda: versions)
         others.add(digest())
     assert len(others) == {"checkpoint": 4, "folder": 6, "hub": 5}[kind] and same not in others
+
+
+def choose_on_rank_zero() -> str:
+    """On a rank of the pool: the checkpoint that is chosen where each rank would find another."""
+    with joined_world() as world:
+        session = Session(world.launch, Interruption(), Console(False))
+        session.world = world
+        found = FoundModel("run", "--checkpoint", Path("newest"), {})
+        finder = f"of rank {world.rank}"
+        with mock.patch.object(run_folder, "find_checkpoint", lambda *_: Path(finder)):
+            found.choose("loss", session)
+    return str(found.checkpoint)
+
+
+def test_all_ranks_take_the_checkpoint_of_rank_0(pools: Any) -> None:
+    # A training may write the next one meanwhile.
+    assert pools(2).run(choose_on_rank_zero) == ["of rank 0", "of rank 0"]

@@ -230,6 +230,8 @@ def test_sharded_weights_write_the_same_summaries(
     for dtype, checkpointing in (("fp32", "full"), ("bf16", "none")):
         options = {"engine": engine, "param_dtype": dtype}
         options["activation_checkpointing"] = checkpointing
+        if dtype == "bf16" and engine == "fsdp1" and world_size == 1:
+            continue  # nothing is sharded there, and autocast rounds elsewhere than bf16 weights
         whole, sharded = pools(world_size).run(generate_sharded, options, sources, folder)[0]
         assert sharded == whole
         if dtype == "fp32":

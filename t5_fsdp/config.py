@@ -474,6 +474,8 @@ _MINIMUM: dict[str, float] = {
     "evaluation.max_new_tokens": 1,
     "evaluation.min_new_tokens": 0,
     "evaluation.no_repeat_ngram_size": 0,
+    "evaluation.length_penalty": -20,  # an exponent, which must not overflow
+    "evaluation.temperature": 0.01,  # logits are divided by it
     "evaluation.top_k": 0,
     "evaluation.batch_examples": 1,
     "evaluation.early_stopping_patience": 1,
@@ -487,6 +489,7 @@ _MAXIMUM: dict[str, float] = {
     "train.width_multiple": 1024,
     "train.label_smoothing": 0.99,
     "evaluation.top_p": 1.0,
+    "evaluation.length_penalty": 20,
     "parallel.initial_loss_scale": 2**32,
     "model.lora_alpha": 1e6,
     "train.z_loss": 1.0,
@@ -496,7 +499,7 @@ _LARGEST = 2**31 - 1  # of every other whole number
 # These must be larger than zero: a run with none of it does nothing.
 _POSITIVE = (
     "model.lora_alpha", "optimizer.grad_clip_norm", "train.epochs", "checkpoint.every_minutes",
-    "evaluation.temperature", "evaluation.top_p",
+    "evaluation.top_p",
 )  # fmt: skip
 
 # Values that are reserved but not honoured by this version: refused, never ignored.

@@ -56,4 +56,4 @@ class Interruption:
             os._exit(128 + number)
         self.requested = signal.Signals(number)
         if not self._deferred:
-            raise Preempted(f"stopped by {self.requested.name}; the same command starts again")
+            raise Preempted(f"stopped by {self.requested.name}; give the same command again")

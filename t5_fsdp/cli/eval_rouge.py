@@ -124,6 +124,9 @@ def _evaluate_checkpoint(layers: Layers, session: Session) -> None:
     folder = Path(layers.own["output_dir"] or found.evaluation_folder(config, name))
     console = session.console
     console.say(f"evaluating {source} on {len(split):,} {name} examples")
+    if dropped := prepared.audit["splits"].get(name, {}).get("dropped"):
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
+        console.say(f"rows of the split that can't be evaluated and are left out: {reasons}")
     if (folder / "rouge.json").exists():
         console.say(f"{folder} holds an earlier evaluation; it will be replaced")
     indices = _all_of(split)

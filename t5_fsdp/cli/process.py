@@ -71,7 +71,7 @@ class Session:
             if not stops:
                 self.world.connect(timeout_seconds)
         if stops or interruption.requested is not None:
-            raise Preempted("stopped by a signal; the same command starts again")
+            raise Preempted("stopped by a signal; give the same command again")
 
     def speaks(self, exit_code: int) -> bool:
         """Whether this rank is the one to tell the user about a failure."""
@@ -128,7 +128,7 @@ def _fail(session: Session, error: BaseException) -> int:
     peer = error if isinstance(error, PeerFailed) else _failed_peer(session)
     if peer is not None and peer.exit_code == EXIT_PREEMPTED:
         return _preempted(
-            session, "stopped by a signal to another rank; the same command starts again"
+            session, "stopped by a signal to another rank; give the same command again"
         )
     if peer is not None:
         time.sleep(_SECONDS_BEHIND_THE_SPEAKER)

@@ -250,10 +250,14 @@ def _check_output(path: Path, inputs: Sequence[str]) -> None:
 def _json_lines(path: Path, documents: bool) -> Iterator[Writer]:
     """A file of whole lines at any moment, which gets its name when nothing went wrong.
 
+    Where a link leads is written, and into a pipe or device directly: neither is replaced.
+
     Raises:
         UserError: it can't be written.
     """
-    partial = path.with_name(f"{path.name}.part")
+    path = Path(os.path.realpath(path))
+    is_file = path.is_file() or not path.exists()
+    partial = path.with_name(f"{path.name}.part") if is_file else path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = partial.open("w", encoding="utf-8", errors="backslashreplace")
@@ -274,11 +278,13 @@ def _json_lines(path: Path, documents: bool) -> Iterator[Writer]:
     try:
         with file:
             yield write
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+            if is_file:
+                os.fsync(file.fileno())
+        if is_file:
+            os.replace(partial, path)
     finally:
         with contextlib.suppress(OSError):
-            if partial.stat().st_size == 0:  # it failed before there was a summary
+            if is_file and partial.stat().st_size == 0:  # it failed before there was a summary
                 partial.unlink()
 
 

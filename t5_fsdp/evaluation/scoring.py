@@ -94,7 +94,7 @@ def _statistics_of(row: Mapping[str, Any]) -> dict[str, Value]:
         row.get("document"),
         # In a file from elsewhere the names may mean something else.
         cut if isinstance(cut, bool) else None,
-        sentinels if type(sentinels) is int else None,
+        sentinels if type(sentinels) is int and sentinels >= 0 else None,
     )
 
 

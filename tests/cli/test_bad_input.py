@@ -223,3 +223,16 @@ def test_other_data_and_other_shape_cannot_resume(pools: Any, corpus: Path, tmp_
     )
     code, out, _ = pools(1).command("train", [*changed, "--checkpoint.accept_changed", "[data]"])
     assert code == 0 and "(step 1)" in out and "checkpoint.accept_changed allows" in out
+
+
+def test_rows_that_are_left_out_of_an_evaluation_are_told(
+    pools: Any, corpus: Path, tmp_path: Path
+) -> None:
+    rows = [{"document": "rinse rice.", "summary": "rice."}, {"document": " ", "summary": "rice."}]
+    test = write_jsonl(tmp_path / "test.jsonl", rows)
+    options = {"train.max_steps": 1, "data.test_files": test}
+    assert pools(1).command("train", tiny_options(corpus, tmp_path / "run", **options))[0] == 0
+    code, out, err = pools(1).command("eval_rouge", ["--checkpoint", tmp_path / "run"])
+    assert code == 0, err
+    [line] = [line for line in out.splitlines() if "are left out" in line]
+    assert ": 1 " in line

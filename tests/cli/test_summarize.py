@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import stat
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -175,3 +178,23 @@ def test_what_is_wrong_is_said_once(pools: Any, trained: Path, tmp_path: Path) -
     for argv, part in (cases[0], ([*cases[-1][0], "--output", tmp_path / "o.jsonl"], cases[-1][1])):
         refused(pools, "summarize", [*base, *argv], part, world_size=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "in.jsonl"]
+
+
+def test_links_and_pipes_are_written_through(pools: Any, trained: Path, tmp_path: Path) -> None:
+    source = tmp_path / "text.txt"
+    source.write_text("rinse rice in water.")
+    target, link, pipe = tmp_path / "target.jsonl", tmp_path / "link.jsonl", tmp_path / "pipe"
+    target.write_text("old\n")
+    link.symlink_to(target)
+    os.mkfifo(pipe)
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()), daemon=True)
+    reader.start()
+    for output in (link, pipe):
+        argv = ["--checkpoint", trained, source, "--output", output]
+        code, _, err = pools(1).command("summarize", argv)
+        assert code == 0, err
+    reader.join(20)
+    assert link.is_symlink() and stat.S_ISFIFO(pipe.stat().st_mode)
+    assert json.loads(target.read_text())["summary"] == json.loads(read[0])["summary"]
+    assert not list(tmp_path.glob("*.part"))

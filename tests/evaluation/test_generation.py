@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
+from t5_fsdp.config import Config, value_problems
 from t5_fsdp.data.tokenization import decode_summary, load_tokenizer, newline_id, sentinel_ids
 from t5_fsdp.errors import UserError
 from t5_fsdp.evaluation.generation import (
@@ -236,3 +237,16 @@ def test_sharded_weights_write_the_same_summaries(
         assert sharded == whole
         if dtype == "fp32":
             assert whole == [expected[position] for position in range(13)]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("length_penalty", 400.0), ("length_penalty", -400.0), ("temperature", 1e-40), ("top_p", 0.0)],
+)
+def test_numbers_that_overflow_are_refused(name: str, value: float) -> None:
+    config = Config()
+    config.model.name, config.evaluation.do_sample = "t5", True
+    assert value_problems(config) == []
+    setattr(config.evaluation, name, value)
+    [problem] = value_problems(config)
+    assert f"evaluation.{name} is {value}" in problem

@@ -162,16 +162,20 @@ MODES: list[tuple[int, dict[str, Any], bool]] = [
     (4, {"engine": "fsdp1", **HYBRID, **FULL}, False),
 ]
 MORE_MODES: list[tuple[int, dict[str, Any], bool]] = [
-    (1, {"engine": "fsdp2", **NONE}, False),
     (4, {"engine": "fsdp2", **HYBRID, **FULL}, False),
-    *((1, {"engine": engine, **FULL}, True) for engine in ("fsdp2", "fsdp1", "ddp")),
-    *((2, {"engine": engine, **NONE}, False) for engine in ("fsdp2", "fsdp1", "ddp")),
-    (2, {"engine": "fsdp1", "sharding": "no_shard", **FULL}, True),
+    (2, {"engine": "fsdp2", **NONE}, False),
     *((2, {"engine": e, "sharding": "shard_grad_op", **FULL}, False) for e in ("fsdp1", "fsdp2")),
     (4, {"engine": "fsdp1", **FULL}, True),
-    *((2, {"engine": e, **BY_SIZE, **FULL}, False) for e in ("fsdp1", "fsdp2")),
+    (2, {"engine": "fsdp2", **BY_SIZE, **FULL}, False),
     *((1, {"engine": e, **COMPILED, **FULL}, False) for e in ("fsdp2", "ddp")),
     (2, {"engine": "fsdp2", "cpu_offload": True, "forward_prefetch": 1, **FULL}, False),
+]
+OTHER_MODES: list[tuple[int, dict[str, Any], bool]] = [
+    (1, {"engine": "fsdp2", **NONE}, False),
+    *((1, {"engine": engine, **FULL}, True) for engine in ("fsdp2", "fsdp1", "ddp")),
+    *((2, {"engine": engine, **NONE}, False) for engine in ("fsdp1", "ddp")),
+    (2, {"engine": "fsdp1", "sharding": "no_shard", **FULL}, True),
+    (2, {"engine": "fsdp1", **BY_SIZE, **FULL}, False),
 ]
 
 
@@ -193,8 +197,12 @@ def check_sizes(ranks: list[dict[str, int]], weights: dict[str, torch.Tensor], s
 
 @pytest.mark.parametrize(
     ("world_size", "parallel", "own_head"),
-    [*MODES, *(pytest.param(*mode, marks=pytest.mark.long) for mode in MORE_MODES)],
-    ids=["-".join(map(str, (r, *o.values()))) for r, o, _ in MODES + MORE_MODES],
+    [
+        *MODES,
+        *(pytest.param(*mode, marks=pytest.mark.long) for mode in MORE_MODES),
+        *(pytest.param(*mode, marks=pytest.mark.exhaustive) for mode in OTHER_MODES),
+    ],
+    ids=["-".join(map(str, (r, *o.values()))) for r, o, _ in MODES + MORE_MODES + OTHER_MODES],
 )
 def test_an_engine_equals_plain_peft(
     pools: Any, world_size: int, parallel: dict[str, Any], own_head: bool
@@ -257,11 +265,11 @@ def test_bf16_stays_near_float32(pools: Any, engine: str) -> None:
     ("engine", "checkpointing"),
     [
         ("fsdp2", "full"),
-        pytest.param("fsdp1", "full", marks=pytest.mark.long),
-        pytest.param("ddp", "selective", marks=pytest.mark.long),
-        pytest.param("fsdp2", "selective", marks=pytest.mark.long),
         pytest.param("fsdp1", "selective", marks=pytest.mark.long),
         pytest.param("ddp", "full", marks=pytest.mark.long),
+        pytest.param("fsdp1", "full", marks=pytest.mark.exhaustive),
+        pytest.param("ddp", "selective", marks=pytest.mark.exhaustive),
+        pytest.param("fsdp2", "selective", marks=pytest.mark.exhaustive),
     ],
 )
 def test_dropout_before_the_pairs_is_recomputed_alike(

@@ -145,8 +145,8 @@ def test_fp16_finds_its_scale_and_then_learns(pools: Any, corpus: Path, tmp_path
     "engine",
     [
         pytest.param("fsdp2", marks=pytest.mark.long),
-        pytest.param("fsdp1", marks=pytest.mark.long),
-        pytest.param("ddp", marks=pytest.mark.long),
+        pytest.param("fsdp1", marks=pytest.mark.exhaustive),
+        pytest.param("ddp", marks=pytest.mark.exhaustive),
     ],
 )
 def test_a_resumed_search_for_the_scale_equals_the_unbroken_one(
@@ -177,8 +177,14 @@ def second_moment(run_dir: Path, step: int) -> torch.Tensor:
     return state["optimizer"]["state"]["shared.weight"][name]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("engine", ["fsdp2", "fsdp1", "ddp"])
+@pytest.mark.parametrize(
+    "engine",
+    [
+        pytest.param("fsdp2", marks=pytest.mark.long),
+        pytest.param("fsdp1", marks=pytest.mark.exhaustive),
+        pytest.param("ddp", marks=pytest.mark.long),
+    ],
+)
 def test_fp16_stays_near_float32(pools: Any, corpus: Path, tmp_path: Path, engine: str) -> None:
     # Not with AdamW's large steps, whose rounding alone drives runs apart.
     options = {"train.max_steps": 50, "train.epochs": 20, "parallel.engine": engine,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from t5_fsdp.checkpoint.format import RunState, read_state
+from t5_fsdp.checkpoint.format import RunState, folder_name, read_state
 from t5_fsdp.config import DataConfig, EvaluationConfig
 from t5_fsdp.data.tokenization import NEWLINE_TOKEN, load_tokenizer, newline_id
 from t5_fsdp.model.adapter import LoraAdapter
@@ -87,7 +87,7 @@ def write_card(
 
 def _read_run(checkpoint: Path, config: Mapping[str, Any]) -> _Run:
     state, run_dir = read_state(checkpoint), checkpoint.absolute().parent.parent
-    evaluation = run_dir / "evaluation" / f"step-{state.step:08d}"
+    evaluation = run_dir / "evaluation" / folder_name(state.step)
     if state.step == 0:  # converted: of the configuration nothing but the model was used
         config = {"model": config.get("model")}
     if checkpoint.absolute().parent.name != "checkpoints" or state.weights_only:

@@ -95,13 +95,13 @@ class FoundModel:
 
         Call it after `choose`.
         """
-        from t5_fsdp.checkpoint.format import read_state
+        from t5_fsdp.checkpoint.format import folder_name, read_state
 
         run_dir, label = Path(config.run_dir), Path(self.name).name
         if self.checkpoint is not None:
             step = read_state(self.checkpoint).step
             # What is converted has no step.
-            label = f"step-{step:08d}" if step else self.checkpoint.absolute().name
+            label = folder_name(step) if step else self.checkpoint.absolute().name
             if self.checkpoint.parent.name == "checkpoints":
                 run_dir = self.checkpoint.parent.parent
         return run_dir / "evaluation" / label / split

@@ -379,6 +379,7 @@ def _validator(
     engine: Engine,
 ) -> Callable[[int], Validation] | None:
     """Loss and ROUGE of the validation subset for a step; None without such a split."""
+    from t5_fsdp.checkpoint.format import folder_name
     from t5_fsdp.data.tokenization import newline_id
     from t5_fsdp.evaluation.evaluate import choose_examples, validate
     from t5_fsdp.evaluation.generation import GenerationSettings, decoding_settings
@@ -414,7 +415,7 @@ def _validator(
             stored_settings=decoding_settings(config),
             num_shown=config.logging.num_summaries,
             should_stop=lambda: session.interruption.requested is not None,
-            output_dir=Path(config.run_dir) / "evaluation" / f"step-{step:08d}" / "validation",
+            output_dir=Path(config.run_dir) / "evaluation" / folder_name(step) / "validation",
         )
 
     return run_validation

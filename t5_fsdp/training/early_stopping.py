@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from t5_fsdp.checkpoint.format import is_checkpoint
+from t5_fsdp.checkpoint.format import folder_name, is_checkpoint
 from t5_fsdp.checkpoint.retention import Scores, best_steps
 from t5_fsdp.config import EvaluationConfig
 
@@ -60,6 +60,6 @@ def describe_early_stop(
     if not ranked:
         return f"{text}; it never was finite"
     best = ranked[0]
-    folder = checkpoints / f"step-{best:08d}"
+    folder = checkpoints / folder_name(best)
     where = str(folder) if is_checkpoint(folder) else f"{checkpoints} has no checkpoint of it"
     return f"{text}; the best is step {best} ({scores[str(best)][metric]:.4f}): {where}"

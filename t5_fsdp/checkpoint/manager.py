@@ -220,6 +220,9 @@ class CheckpointManager:
         self._group = world.background_group
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._saving: _Saving | None = None
+        # Kept, so that each save copies into the memory of the one before: fresh pages would double
+        # the time that training waits. Safe, since the one before has ended by then.
+        self._stager: DefaultStager | None = None
         self._scores_lock = threading.Lock()
 
     def path(self, step: int) -> Path:
@@ -264,18 +267,12 @@ class CheckpointManager:
         if not self._background:
             dcp.save(tensors, storage_writer=writer, process_group=self._group)
             return lambda: None
-        stager = DefaultStager(StagingOptions(False, False, False, False))
+        if self._stager is None:
+            self._stager = DefaultStager(StagingOptions(False, False, False, False))
         begun: Any = dcp.async_save(
-            tensors, storage_writer=writer, process_group=self._group, async_stager=stager
+            tensors, storage_writer=writer, process_group=self._group, async_stager=self._stager
         )
-
-        def end() -> None:
-            try:
-                begun.result()
-            finally:
-                stager.close()
-
-        return end
+        return begun.result
 
     def _complete(
         self,
@@ -367,6 +364,19 @@ class CheckpointManager:
         self._on_main(report)
         if error is not None:
             raise error
+
+    def close(self) -> None:
+        """Wait for the save in flight, and give the memory of the copies back.
+
+        Raises:
+            UserError: as `wait`.
+        """
+        try:
+            self.wait()
+        finally:
+            if self._stager is not None:
+                self._stager.close()
+                self._stager = None
 
     def settle(self, timeout_seconds: float) -> None:
         """On the way out after a failure: let a save in flight end if it can; no collective."""

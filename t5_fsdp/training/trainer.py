@@ -229,7 +229,7 @@ class Trainer:
                     if self._stops_early():
                         break
                     began = time.perf_counter()
-                self._checkpoints.wait()
+                self._checkpoints.close()
 
     def _compute_gradients(self, batch: StepBatch) -> tuple[list[torch.Tensor], float]:
         """Leave the step's clipped gradients in the model; losses of the micro-batches, norm."""

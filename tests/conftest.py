@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -19,6 +20,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
 ROOT = Path(__file__).parents[1]
 WORDS = ["rinse", "cut", "rice", "soil", "water", "door", "lamp", "blue", "green", "sun", "rain"]
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector what is imported: commands collect before they end."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

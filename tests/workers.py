@@ -9,6 +9,7 @@ pool itself have a timeout.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import io
 import multiprocessing
@@ -30,6 +31,8 @@ def _serve(rank: int, world_size: int, connection: Any) -> None:
     import transformers  # noqa: F401
 
     torch.set_num_threads(1)
+    for command in ("train", "eval_rouge", "summarize", "export_hf"):
+        importlib.import_module(f"t5_fsdp.cli.{command}")
     while (message := connection.recv()) is not None:
         function, args, port = message
         os.environ.update(
@@ -46,6 +49,10 @@ def _serve(rank: int, world_size: int, connection: Any) -> None:
             connection.send((False, traceback.format_exc()))
         if dist.is_initialized():  # a command that failed leaves its group up
             dist.destroy_process_group()
+        if gc.get_freeze_count() == 0:
+            # Each command collects garbage at its end: a second less without what is imported.
+            gc.collect()
+            gc.freeze()
 
 
 @contextlib.contextmanager

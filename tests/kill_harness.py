@@ -125,9 +125,9 @@ class Campaign:
         with launched(torchrun("train", self.options(run_dir.name)), log) as process:
             killed = to_kill and self._kill(process, traces)
             code = process.wait(SECONDS_TO_END[self._victim] if killed else 120)
-            said = re.search(r"resuming from .*\(step (\d+)\)|starting at step 1", process.output)
-            assert killed or (said and code == 0), process.output
-            assert not said or int(said[1] or 0) == traces.start, process.output
+            start = stated_start(process.output)
+            assert killed or (start is not None and code == 0), process.output
+            assert start in (None, traces.start), process.output
         if killed:
             self._note(traces)
         return killed
@@ -221,6 +221,15 @@ class Traces:
                 if is_new and step_of(folder) and not (folder / COMPLETE).exists():
                     return step_of(folder)
         return None
+
+
+def stated_start(output: str) -> int | None:
+    """The step from which a launch says that it goes on; a kill may come after all was done."""
+    patterns = (r"resuming from .*\(step (\d+)\)", r"is already trained to step (\d+)")
+    said = next((match for p in patterns if (match := re.search(p, output))), None)
+    if said is None:
+        return 0 if "starting at step 1" in output else None
+    return int(said[1])
 
 
 def newest_step(run_dir: Path) -> int:

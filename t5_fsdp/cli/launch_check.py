@@ -34,7 +34,10 @@ def check_launch(argv: Sequence[str]) -> None:
         command="launch_check",
         description="Check that the data and a GPU are there before training starts.",
         # Options of the train command may stand in ARGS; they change nothing here.
-        extra=[Extra("check", "As for train; ignored.", type=bool, default=False)],
+        extra=[
+            Extra("check", "As for train; ignored.", type=bool, default=False),
+            Extra("check_memory", "As for train; ignored.", type=bool, default=True),
+        ],
         config_required=True,
     )
     layers.print_config = False

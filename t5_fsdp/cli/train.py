@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from t5_fsdp.cli import run_folder
 from t5_fsdp.cli.export_hf import check_export_at_end, export_at_end
 from t5_fsdp.cli.generator import training_generator
+from t5_fsdp.cli.memory_check import refuse_what_cannot_fit, say_memory
 from t5_fsdp.cli.options import Extra, dump_yaml, parse_layers, resolve
 from t5_fsdp.cli.prepare_data import prepare_on_all_ranks, say_audit
 from t5_fsdp.cli.process import Session, run
@@ -33,7 +34,13 @@ _EXTRA = [
         "Validate configuration, data and model, say what would be trained, and stop.",
         type=bool,
         default=False,
-    )
+    ),
+    Extra(
+        "check_memory",
+        "On a GPU, refuse a run whose estimated memory exceeds it clearly; false: try it.",
+        type=bool,
+        default=True,
+    ),
 ]
 
 
@@ -53,9 +60,9 @@ def _train(argv: Sequence[str], session: Session) -> None:
     config = resolve(layers, check_data=source_problems)
     world = session.enter_world()
     if layers.own["check"]:
-        _check(config, session, world)
+        _check(config, session, world, layers.own["check_memory"])
     else:
-        _run(config, session, world)
+        _run(config, session, world, layers.own["check_memory"])
 
 
 def _find_resume(
@@ -69,7 +76,7 @@ def _find_resume(
     return Path(found) if found else None
 
 
-def _check(config: Config, session: Session, world: World) -> None:
+def _check(config: Config, session: Session, world: World, check_memory: bool) -> None:
     from t5_fsdp.cli.starting_point import find_start
     from t5_fsdp.model.build import build_on_meta
 
@@ -81,6 +88,9 @@ def _check(config: Config, session: Session, world: World) -> None:
         session.console.warn(warning)
     model = build_on_meta(start.spec)
     world.on_rank_zero(lambda: _check_room(model, start, config))
+    say_memory(config, world, start.spec, prepared, session.console)
+    if check_memory:
+        refuse_what_cannot_fit(config, world, start.spec, prepared)
     _explain(model, config, session, world)
     session.console.say(
         f"the configuration is sound: {_describe_parameters(model, start)}, "
@@ -89,7 +99,7 @@ def _check(config: Config, session: Session, world: World) -> None:
     )
 
 
-def _run(config: Config, session: Session, world: World) -> None:
+def _run(config: Config, session: Session, world: World, check_memory: bool) -> None:
     """Settle and refuse first; the lock on run_dir is the first thing that is written."""
     from t5_fsdp.cli.starting_point import find_start
 
@@ -107,6 +117,8 @@ def _run(config: Config, session: Session, world: World) -> None:
     resume = _find_resume(config, world, session.console.warn)
     prepared = prepare_on_all_ranks(config, world, session.console)
     start = find_start(config, world, prepared, resume)
+    if check_memory:
+        refuse_what_cannot_fit(config, world, start.spec, prepared)
     start.open_weights(world)
 
     if not was_there:

@@ -183,7 +183,7 @@ def prepare(
     if name != TRAIN_TOKENIZER and local_folder(name) is None:
         report(f"tokenizer: {name} from the Hugging Face Hub or its cache")
     key = _key(data, model, splits)
-    directory = cache_dir / f"prepared-{key.fingerprint[:16]}"
+    directory = _directory(cache_dir, key)
     try:
         if prepared := _reusable(directory, key):  # also in a cache that can't be written
             report(f"prepared data: reusing {directory}")
@@ -202,6 +202,32 @@ def prepare(
             f"data.cache_dir {cache_dir} cannot be written ({error.strerror}); make room there or "
             "set data.cache_dir"
         ) from error
+
+
+def find_prepared_for(
+    data: DataConfig,
+    model: ModelConfig,
+    cache_dir: Path,
+    splits: tuple[str, ...] = SPLITS,
+) -> PreparedData | None:
+    """What `prepare` would reuse, without making anything or asking the network; None if nothing.
+
+    Nor is there anything for a dataset of the Hub, whose content only the Hub can tell.
+
+    Args:
+        data, model, cache_dir, splits: as of `prepare`.
+    """
+    if not cache_dir.is_dir() or any(part.data.source == "hub" for part in parts_of(data)):
+        return None
+    try:
+        key = _key(data, model, splits, local_files_only=True)
+    except (UserError, OSError):  # no data here, or no tokenizer
+        return None
+    return _reusable(_directory(cache_dir, key), key)
+
+
+def _directory(cache_dir: Path, key: _Key) -> Path:
+    return cache_dir / f"prepared-{key.fingerprint[:16]}"
 
 
 def _reusable(directory: Path, key: _Key) -> PreparedData | None:
@@ -226,7 +252,12 @@ class _Key:
     tokenizer: PreTrainedTokenizerBase | None
 
 
-def _key(data: DataConfig, model: ModelConfig, splits: tuple[str, ...]) -> _Key:
+def _key(
+    data: DataConfig,
+    model: ModelConfig,
+    splits: tuple[str, ...],
+    local_files_only: bool = False,
+) -> _Key:
     source, tokenizer = source_fingerprint(data, splits), None
     name = tokenizer_name(model)
     if name == TRAIN_TOKENIZER:
@@ -239,7 +270,7 @@ def _key(data: DataConfig, model: ModelConfig, splits: tuple[str, ...]) -> _Key:
             digest.update(file_bytes)
         content = digest.hexdigest()
     else:
-        tokenizer = load_tokenizer(name, tokenizer_revision(model))
+        tokenizer = load_tokenizer(name, tokenizer_revision(model), local_files_only)
         content = serialized(tokenizer)
     made_from = {
         "format": PREPARED_FORMAT,

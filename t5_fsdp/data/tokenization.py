@@ -42,10 +42,16 @@ _MAX_TRAINING_SENTENCES = 1_000_000
 _MAX_SENTENCE_BYTES = 1 << 16  # SentencePiece skips longer lines without a word
 
 
-def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenizerBase:
+def load_tokenizer(
+    name: str, revision: str | None = None, local_files_only: bool = False
+) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder (also a checkpoint of ours, in its `tokenizer/`) or Hub id.
 
     It has no length limit of its own: always pass one.
+
+    Args:
+        name, revision: which one.
+        local_files_only: take a Hub id from the cache, without asking the network.
 
     Raises:
         UserError: there is no such folder or Hub id, the files are damaged, or the tokenizer
@@ -56,7 +62,9 @@ def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenize
     folder = local_folder(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
-            name if folder is None else str(folder), revision=revision
+            name if folder is None else str(folder),
+            revision=revision,
+            local_files_only=local_files_only,
         )
     except Exception as error:  # tokenizers raises bare Exceptions for damaged files
         reason = str(error).strip().split("\n")[0] or type(error).__name__

@@ -18,7 +18,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
@@ -37,7 +37,7 @@ from t5_fsdp.model.adapter import (
 from t5_fsdp.seeding import seed_torch
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedModel
 
 VOCAB_MULTIPLE = 128  # tensor cores like it, and T5's own 32,128 is one
 HEAD = "lm_head.weight"
@@ -221,8 +221,18 @@ def unique_state_dict(model: nn.Module) -> StateDict:
     return {name: tensor.detach() for name, tensor in named if name in stored}
 
 
+class Vocabulary(Protocol):
+    """What a model's configuration takes from a tokenizer; transformers' are such ones."""
+
+    @property
+    def pad_token_id(self) -> Any: ...
+    @property
+    def eos_token_id(self) -> Any: ...
+    def __len__(self) -> int: ...
+
+
 def resolve_spec(
-    options: ModelConfig, tokenizer: PreTrainedTokenizerBase, stored: ModelSpec | None = None
+    options: ModelConfig, tokenizer: Vocabulary, stored: ModelSpec | None = None
 ) -> ModelSpec:
     """The model that the options ask for, checked against the tokenizer; reads no weights.
 
@@ -275,7 +285,7 @@ def _says_own_head(model_type: str, values: dict[str, Any]) -> bool:
     return tied is False or values.get("scale_decoder_outputs") is False
 
 
-def _tokenizer_defaults(tokenizer: PreTrainedTokenizerBase, model_type: str) -> dict[str, Any]:
+def _tokenizer_defaults(tokenizer: Vocabulary, model_type: str) -> dict[str, Any]:
     size, end = len(tokenizer), tokenizer.eos_token_id
     values = {
         "vocab_size": round_up(size, VOCAB_MULTIPLE),

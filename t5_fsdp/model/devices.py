@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,40 @@ _PEAK_FP32_FLOPS: tuple[tuple[str, float], ...] = (
     ("A10G", 31e12),
     ("L4", 30e12),
 )
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device and the machine that it is rented in, for plans.
+
+    Attributes:
+        name: as `torch.cuda.get_device_name` gives it, for `peak_flops`.
+        memory_bytes: what PyTorch can address.
+        memory_bandwidth: bytes a second of its memory.
+        link_bandwidth: bytes a second that it sends, or receives, within a node at most.
+        node_bandwidth: bytes a second between nodes, of all its devices together.
+        node: the machine whose network that is, with 8 devices.
+    """
+
+    name: str
+    memory_bytes: int
+    memory_bandwidth: float
+    link_bandwidth: float
+    node_bandwidth: float
+    node: str
+
+
+# Memory as nvidia-smi tells it; bandwidths from NVIDIA's data sheets (NVLink 3: 600 GB/s both ways,
+# NVLink 4: 900; PCIe 4 x16: 64; L4 and A10G have no NVLink), networks from AWS' instance pages
+# (EFA: P4 400 Gb/s, P5 3,200; G5 and G6 100).
+DEVICES: dict[str, Device] = {
+    "a100-40": Device("A100-SXM4-40GB", 40_536 * 2**20, 1.555e12, 300e9, 50e9, "p4d.24xlarge"),
+    "a100-80": Device("A100-SXM4-80GB", 81_920 * 2**20, 2.039e12, 300e9, 50e9, "p4de.24xlarge"),
+    "h100": Device("H100 SXM", 81_559 * 2**20, 3.35e12, 450e9, 400e9, "p5.48xlarge"),
+    "h200": Device("H200", 143_771 * 2**20, 4.8e12, 450e9, 400e9, "p5en.48xlarge"),
+    "l4": Device("L4", 23_034 * 2**20, 0.3e12, 32e9, 12.5e9, "g6.48xlarge"),
+    "a10g": Device("A10G", 23_028 * 2**20, 0.6e12, 32e9, 12.5e9, "g5.48xlarge"),
+}
 
 
 def peak_flops(device_name: str, param_dtype: str, tf32: bool = False) -> float | None:

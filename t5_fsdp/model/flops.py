@@ -14,6 +14,8 @@ class T5Shape:
         inner: width of all heads together, num_heads x d_kv.
         d_ff, decoder_d_ff: inner width of a feed-forward layer, in encoder and decoder.
         ff_matrices: matrices of a feed-forward layer: 2 for ReLU, 3 for a gated one.
+        num_heads: of an attention layer.
+        own_bias: each layer has a position bias of its own (umT5), not the first one's.
         frozen: an adapter trains instead, so that no weight here gets a gradient.
     """
 
@@ -25,6 +27,8 @@ class T5Shape:
     vocab: int
     encoder_layers: int
     decoder_layers: int
+    num_heads: int = 1
+    own_bias: bool = False
     frozen: bool = False
 
     @classmethod
@@ -40,6 +44,7 @@ class T5Shape:
                 vocab=config.vocab_size,
                 encoder_layers=config.encoder_layers,
                 decoder_layers=config.decoder_layers,
+                num_heads=config.encoder_attention_heads,
                 frozen=frozen,
             )
         return cls(
@@ -51,6 +56,8 @@ class T5Shape:
             vocab=config.vocab_size,
             encoder_layers=config.num_layers,
             decoder_layers=config.num_decoder_layers,
+            num_heads=config.num_heads,
+            own_bias=config.model_type == "umt5",
             frozen=frozen,
         )
 

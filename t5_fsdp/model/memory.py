@@ -42,3 +42,30 @@ def decoding_bytes(
     encoder = rows * max_source_tokens * widths * itemsize
     logits = hypotheses * shape.vocab * (itemsize + 3 * 4)
     return itemsize * num_parameters + caches + max(encoder, logits)
+
+
+def loss_bytes(
+    *, d_model: int, vocab: int, targets: int, itemsize: int, rows_at_a_time: int, frozen: bool
+) -> int:
+    """What `loss.target_loss` needs at most, by chunks of the head's logits.
+
+    A chunk's logits stand in float32 three times at the worst: the chunk's before, its own, and
+    inside logsumexp; alone, twice. The gradient of the head's weight is summed up in float32 beside
+    its last part, and scaled in float32 in the backward pass.
+
+    Args:
+        d_model, vocab: of the head.
+        targets: real target tokens of the micro-batch.
+        itemsize: bytes of a number of the computation.
+        rows_at_a_time: target tokens of a chunk, see `LossOptions`.
+        frozen: the head gets no gradient.
+    """
+    rows = min(targets, rows_at_a_time)
+    logits = (12 if targets > rows else 8) * rows * vocab
+    states = targets * d_model * itemsize
+    if frozen:
+        return logits + states
+    weight, is_summed = vocab * d_model, targets > rows
+    forward = logits + weight * (4 + itemsize if is_summed else itemsize)
+    backward = weight * (itemsize + 8)
+    return max(forward, backward) + states

@@ -110,7 +110,7 @@ def describe_units(model: nn.Module, options: ParallelConfig, num_shards: int) -
         num_shards: ranks that share a copy.
     """
     units = find_units(model, options)
-    unit_of = _unit_of_parameters(model, units)
+    unit_of = unit_of_parameters(model, units)
     names = [*(name for name, _ in units), ""]
     counts, trained = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
     for parameter in model.parameters():
@@ -132,7 +132,7 @@ def describe_units(model: nn.Module, options: ParallelConfig, num_shards: int) -
 
 def find_trained_parts(model: nn.Module, options: ParallelConfig) -> list[nn.Module]:
     """Modules that train inside a unit of which other parts are frozen: an adapter's matrices."""
-    unit_of = _unit_of_parameters(model, find_units(model, options))
+    unit_of = unit_of_parameters(model, find_units(model, options))
     kinds: dict[str, set[bool]] = {}
     for parameter in model.parameters():
         kinds.setdefault(unit_of[id(parameter)], set()).add(parameter.requires_grad)
@@ -148,7 +148,7 @@ def find_trained_parts(model: nn.Module, options: ParallelConfig) -> list[nn.Mod
     ]
 
 
-def _unit_of_parameters(model: nn.Module, units: Named) -> dict[int, str]:
+def unit_of_parameters(model: nn.Module, units: Named) -> dict[int, str]:
     """The name of the unit that holds a parameter ("": the root), by the parameter's id.
 
     Of units that lie in each other it is the inner one, which comes later.

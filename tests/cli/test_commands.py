@@ -174,7 +174,8 @@ def test_warm_start_takes_weights_and_overrides_from_a_checkpoint(
 
 
 @pytest.mark.parametrize(
-    "command", ["train", "prepare_data", "eval_rouge", "summarize", "export_hf", "launch_check"]
+    "command",
+    ["train", "prepare_data", "eval_rouge", "summarize", "export_hf", "launch_check", "plan"],
 )
 def test_help_is_quick_and_imports_no_torch(command: str) -> None:
     program = (

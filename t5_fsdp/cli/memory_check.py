@@ -1,0 +1,90 @@
+"""What `train` asks the planner's closed forms before it loads weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from t5_fsdp.config import Config
+from t5_fsdp.console import Console
+from t5_fsdp.distributed import World
+
+if TYPE_CHECKING:
+    from t5_fsdp.data.prepared import PreparedData
+    from t5_fsdp.model.build import ModelSpec
+    from t5_fsdp.planning.run import PlannedRun
+
+_GIB = 2**30
+
+
+def refuse_what_cannot_fit(
+    config: Config,
+    world: World,
+    spec: ModelSpec,
+    prepared: PreparedData,
+    device_bytes: int | None = None,
+) -> None:
+    """Stop a run that would end in an out-of-memory error; a collective.
+
+    Args:
+        spec: the run's model.
+        prepared: its data: the longest examples decide, not what the options would allow.
+        device_bytes: memory of a device; None: that of this rank's GPU, and on a CPU, whose memory
+            others share, no run is refused.
+
+    Raises:
+        UserError: with what would fit, see `fit.refusal`.
+    """
+    from t5_fsdp.planning.fit import refusal
+
+    if device_bytes is None:
+        device_bytes = _gpu_bytes(world)
+    if device_bytes is None:
+        return
+
+    def check() -> None:
+        error = refusal(planned_training(config, world, spec, prepared), device_bytes)
+        if error is not None:
+            raise error
+
+    world.on_rank_zero(check)
+
+
+def say_memory(
+    config: Config, world: World, spec: ModelSpec, prepared: PreparedData, console: Console
+) -> None:
+    """The estimate in a line, on rank 0."""
+    from t5_fsdp.planning.memory import estimate_memory
+
+    if not world.is_main:
+        return
+    run = planned_training(config, world, spec, prepared)
+    parts = estimate_memory(run, run.micro_batch(*run.longest))
+    state = parts.parameters + parts.gradients + parts.optimizer_state
+    device = _gpu_bytes(world)
+    of = "" if device is None else f", of {device / _GIB:.1f}"
+    console.say(
+        f"memory of a rank, estimated: {parts.peak / _GIB:.2f} GiB at the peak{of}; weights, "
+        f"gradients and optimizer state {state / _GIB:.2f}, activations "
+        f"{parts.activations / _GIB:.2f} (scripts/plan.py says more)"
+    )
+
+
+def planned_training(
+    config: Config, world: World, spec: ModelSpec, prepared: PreparedData
+) -> PlannedRun:
+    """The planner's view of a run whose data is prepared."""
+    from t5_fsdp.cli.plan import plan_run
+
+    run = plan_run(config, world, spec)
+    split = prepared.split("train")
+    if split is None or not len(split):  # streamed
+        return run
+    return run.with_longest(int(split.source_lengths.max()), int(split.target_lengths.max()))
+
+
+def _gpu_bytes(world: World) -> int | None:
+    import torch
+
+    if world.device.type != "cuda":
+        return None
+    return torch.cuda.get_device_properties(world.device).total_memory

@@ -1,0 +1,297 @@
+"""`plan`: memory and time of a run before anyone pays for it, without GPU, weights or network."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from t5_fsdp.cli.options import Extra, Layers, parse_layers, resolve
+from t5_fsdp.cli.prepare_data import cache_dir
+from t5_fsdp.cli.process import Session, run
+from t5_fsdp.config import Config, width_multiple
+from t5_fsdp.errors import UserError
+from t5_fsdp.files import write_json
+
+if TYPE_CHECKING:
+    from t5_fsdp.distributed import World
+    from t5_fsdp.model.build import ModelSpec
+    from t5_fsdp.model.devices import Device
+    from t5_fsdp.planning.parts import MemoryParts
+    from t5_fsdp.planning.run import PlannedRun
+
+_EXTRA = [
+    Extra("world_size", "Devices, one process each.", type=int, default=8),
+    Extra("devices_per_node", "Devices of one machine.", type=int, default=8),
+    Extra("device", "Which device, for its memory and speed; cpu: what a run on the CPU keeps, "
+          "without a time.",
+          type=Literal["a100-40", "a100-80", "h100", "h200", "l4", "a10g", "cpu"],
+          default="a100-40"),
+    Extra("device_memory_gib", "Memory of a device in GiB; null: as of --device. 2 GiB of a GPU's "
+          "are taken to be CUDA's, NCCL's and lost between blocks.", type=float | None),
+    Extra("source_tokens", "Mean tokens of a source, for the time; null: of the prepared data, "
+          "else data.max_source_tokens.", type=float | None),
+    Extra("target_tokens", "Mean tokens of a target; null: likewise.", type=float | None),
+    Extra("num_examples", "Training examples; null: of the prepared data, else known for WikiHow "
+          "alone.", type=int | None),
+    Extra("price_per_hour", "Dollars for a node and hour.", type=float | None),
+    Extra("simulate", "Run the step of one rank on tensors without memory as well, which takes "
+          "seconds to minutes; false: closed forms alone.", type=bool, default=True),
+    Extra("sweep", "Go through sharding, activation checkpointing, optimizer and micro-batch: what "
+          "fits, fastest first.", type=bool, default=False),
+    Extra("json", "Write the numbers to this file as well.", type=str | None, metavar="FILE"),
+]  # fmt: skip
+_SIMULATED_OF_SWEEP = 3
+_GIB = 2**30
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; its exit code: 0 also for a run that does not fit."""
+    return run(functools.partial(_plan, argv), results_on_stdout=False)
+
+
+def _plan(argv: Sequence[str], session: Session) -> None:
+    layers = parse_layers(
+        argv,
+        command="plan",
+        description="Memory and time of a training run, without running it.",
+        extra=_EXTRA,
+        config_required=True,
+    )
+    config = resolve(layers)
+    _check(layers.own)
+    session.enter_world()
+    world = _planned_world(layers.own)
+    planned = plan_run(config, world)
+    report: dict[str, Any] = _Plan(planned, config, layers, session).make()
+    if layers.own["json"]:
+        write_json(Path(layers.own["json"]), report)
+        session.console.say(f"written: {layers.own['json']}")
+
+
+def _check(own: dict[str, Any]) -> None:
+    """Raises UserError with all that is wrong with the command's own options."""
+    problems = []
+    for name in ("world_size", "devices_per_node", "num_examples"):
+        if own[name] is not None and not 1 <= own[name] <= 2**20 * (2**20 if "ex" in name else 1):
+            problems.append(f"--{name} is {own[name]}; give a whole number above 0")
+    for name in ("device_memory_gib", "source_tokens", "target_tokens", "price_per_hour"):
+        if own[name] is not None and not 0 < own[name] < 1e9:
+            problems.append(f"--{name} is {own[name]}; give a number above 0")
+    size, local = own["world_size"], own["devices_per_node"]
+    if not problems and size > local and size % local:
+        problems.append(
+            f"--world_size {size} is no multiple of --devices_per_node {local}; give whole nodes"
+        )
+    if own["device"] == "cpu" and own["device_memory_gib"] is None:
+        problems.append("--device cpu needs --device_memory_gib: what a process may take")
+    if problems:
+        raise UserError(*problems)
+
+
+def _planned_world(own: dict[str, Any]) -> World:
+    import torch
+
+    from t5_fsdp.distributed import Launch, World
+
+    size = own["world_size"]
+    launch = Launch(world_size=size, local_world_size=min(size, own["devices_per_node"]))
+    device = torch.device("cpu" if own["device"] == "cpu" else "cuda")
+    return World(launch, torch.distributed.HashStore(), device)
+
+
+def plan_run(config: Config, world: World, spec: ModelSpec | None = None) -> PlannedRun:
+    """The run of a configuration on so many ranks.
+
+    Args:
+        spec: its model; None: as `planned_spec` finds it.
+
+    Raises:
+        UserError: the model is not to be had, or the sharding does not suit the ranks.
+    """
+    from t5_fsdp.model.build import build_on_meta, check_positions
+    from t5_fsdp.parallel.mesh import mesh_problems
+    from t5_fsdp.planning.model_sizes import ModelSizes
+    from t5_fsdp.planning.planned_model import planned_spec
+    from t5_fsdp.planning.run import PlannedRun
+
+    if problems := mesh_problems(config.parallel, world):
+        raise UserError(*problems)
+    if spec is None:
+        spec = planned_spec(config.model)
+        lengths = {f"data.{n}": getattr(config.data, n)
+                   for n in ("max_source_tokens", "max_target_tokens")}  # fmt: skip
+        check_positions(spec.config, lengths, width_multiple(config))
+    return PlannedRun(
+        spec=spec,
+        sizes=ModelSizes.of(build_on_meta(spec, config.model.attention), config.parallel),
+        attention=config.model.attention,
+        data=config.data,
+        parallel=config.parallel,
+        optimizer=config.optimizer,
+        train=config.train,
+        width_multiple=width_multiple(config),
+        world=world,
+    )
+
+
+def _check_micro_batch(run: PlannedRun) -> None:
+    longest, limit = sum(run.longest), run.train.micro_batch_tokens
+    if longest > limit:
+        raise UserError(
+            f"train.micro_batch_tokens is {limit}, but an example may have {longest} tokens "
+            f"(data.max_source_tokens + data.max_target_tokens); raise it to {longest}, or lower "
+            "those"
+        )
+
+
+class _Plan:
+    """From a planned run to what is printed and written."""
+
+    def __init__(
+        self, planned: PlannedRun, config: Config, layers: Layers, session: Session
+    ) -> None:
+        from t5_fsdp.model.devices import DEVICES
+        from t5_fsdp.planning.fit import usable_bytes
+        from t5_fsdp.planning.workload import find_workload
+
+        own = layers.own
+        self._config, self._own, self._session = config, own, session
+        self._device: Device | None = DEVICES.get(own["device"])
+        if own["device_memory_gib"] is not None:
+            self._memory = int(own["device_memory_gib"] * _GIB)
+        else:
+            assert self._device is not None  # `_check` asks for the memory of a CPU
+            self._memory = self._device.memory_bytes
+        self._limit = self._memory if self._device is None else usable_bytes(self._memory)
+        self._workload = find_workload(
+            config.data,
+            config.model,
+            cache_dir(config),
+            source_tokens=own["source_tokens"],
+            target_tokens=own["target_tokens"],
+            num_examples=own["num_examples"],
+        )
+        self._run = planned.with_longest(*self._workload.longest)
+        _check_micro_batch(self._run)
+
+    def make(self) -> dict[str, Any]:
+        """Say the plan; the same as JSON values."""
+        from t5_fsdp.cli import plan_tables as tables
+        from t5_fsdp.planning.fit import largest_micro_batch_tokens, remedies
+        from t5_fsdp.planning.memory import estimate_memory, worst_micro_batch
+
+        run, say = self._run, self._session.console.say
+        estimated, batch = estimate_memory(run), worst_micro_batch(run)
+        say(tables.heading(run, batch, self._own["device"]))
+        simulated = self._simulate(run) if self._own["simulate"] else None
+        parts = simulated or estimated
+        fitting = largest_micro_batch_tokens(run, self._limit)
+        changes = [] if parts.peak <= self._limit else remedies(run, self._limit)
+        say(tables.memory(estimated, simulated))
+        say(tables.verdict(parts, self._memory, self._limit, fitting, run, changes))
+        report = {
+            "model": self._config.model.name,
+            "num_parameters": run.sizes.count,
+            "num_trained_parameters": run.sizes.trained,
+            "world_size": run.world.world_size,
+            "devices_per_node": run.world.launch.local_world_size,
+            "device": self._own["device"],
+            "device_memory_bytes": self._memory,
+            "usable_memory_bytes": self._limit,
+            "method": "closed form" if simulated is None else "simulation",
+            **parts.to_json(),
+            "closed_form": estimated.to_json(),
+            "simulated": None if simulated is None else simulated.to_json(),
+            "fits": parts.peak <= self._limit,
+            "largest_micro_batch_tokens": fitting,
+            "micro_batch": dataclasses.asdict(batch),
+            "changes_that_fit": [change.options for change in changes],
+            **self._time(),
+        }
+        if self._own["sweep"]:
+            report["sweep"] = self._sweep()
+        return report
+
+    def _simulate(self, run: PlannedRun) -> MemoryParts | None:
+        """What the simulation finds, or None, with a warning, where it is not to be had."""
+        try:
+            return self._try_to_simulate(run)
+        except ModuleNotFoundError:
+            self._session.console.warn("this version has no simulation: closed forms alone")
+            return None
+        except UserError as error:
+            self._session.console.warn(f"no simulation: {error.problems[0]}")
+            return None
+
+    def _try_to_simulate(self, run: PlannedRun) -> MemoryParts:
+        from t5_fsdp.model.loss import LossOptions
+        from t5_fsdp.planning.memory import worst_micro_batch
+        from t5_fsdp.planning.simulation import simulate
+
+        console = self._session.console
+        batch, train = worst_micro_batch(run), run.train
+        result = simulate(
+            run.spec,
+            run.parallel,
+            run.optimizer,
+            LossOptions(train.label_smoothing, train.z_loss, train.loss_chunk_rows),
+            world_size=run.world.world_size,
+            devices_per_node=run.world.launch.local_world_size,
+            rows=batch.rows,
+            source_tokens=batch.source,
+            target_tokens=batch.target,
+            micro_batches=min(3, run.micro_batches),  # a first, one between and a last
+            attention=run.attention,
+            for_gpu=run.world.device.type == "cuda",
+        )
+        console.say(f"simulated in {result.seconds:.0f} s")
+        for note in result.notes:
+            console.say(f"simulated otherwise than it runs: {note}")
+        return result.parts
+
+    def _time(self) -> dict[str, Any]:
+        from t5_fsdp.cli import plan_tables as tables
+        from t5_fsdp.planning.step_time import step_time
+
+        if self._device is None:
+            return {}
+        workload, price = self._workload, self._own["price_per_hour"]
+        time = step_time(self._run, self._device, workload.lengths)
+        steps = workload.steps(self._config.train)
+        hours = None if steps is None else steps * time.step_seconds / 3600
+        nodes = -(-self._run.world.world_size // self._own["devices_per_node"])
+        dollars = None if hours is None or price is None else hours * nodes * price
+        self._session.console.say(
+            tables.time(time, workload, steps, hours, dollars, nodes, price, self._device)
+        )
+        return {
+            **time.to_json(),
+            "mean_source_tokens": workload.lengths.source,
+            "mean_target_tokens": workload.lengths.target,
+            "num_examples": workload.num_examples,
+            "steps": steps,
+            "hours": hours,
+            "dollars": dollars,
+        }
+
+    def _sweep(self) -> list[dict[str, Any]]:
+        from t5_fsdp.cli import plan_tables as tables
+        from t5_fsdp.planning.sweep import sweep
+
+        if self._device is None:
+            raise UserError("--sweep needs a device whose speed is known; give --device")
+        say = self._session.console.say
+        found = sweep(self._run, self._device, self._workload.lengths, self._limit)
+        rows = [candidate.to_json() for candidate in found]
+        say(tables.sweep(found))
+        if self._own["simulate"]:
+            for number, candidate in enumerate(found[:_SIMULATED_OF_SWEEP]):
+                parts = self._simulate(candidate.run)
+                if parts is None:
+                    break
+                rows[number]["simulated"] = parts.to_json()
+                say(tables.simulated_candidate(number + 1, candidate, parts, self._limit))
+        return rows

@@ -1,0 +1,182 @@
+"""What `plan` prints, 80 columns wide."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from t5_fsdp.planning.step_time import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY
+
+if TYPE_CHECKING:
+    from t5_fsdp.model.activations import MicroBatchShape
+    from t5_fsdp.model.devices import Device
+    from t5_fsdp.planning.fit import Change
+    from t5_fsdp.planning.parts import MemoryParts
+    from t5_fsdp.planning.run import PlannedRun
+    from t5_fsdp.planning.step_time import StepTime
+    from t5_fsdp.planning.sweep import Candidate
+    from t5_fsdp.planning.workload import Workload
+
+_GIB = 2**30
+_WIDTH = 80
+# By how much closed form and simulation may differ at the peak without a word.
+_AGREE = 0.10
+
+
+def _wrap(text: str) -> str:
+    return textwrap.fill(text, _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+
+
+def heading(run: PlannedRun, batch: MicroBatchShape, device: str) -> str:
+    """The run in two or three lines."""
+    parallel, world = run.parallel, run.world
+    nodes = world.world_size // world.launch.local_world_size
+    trained = "" if run.sizes.trained == run.sizes.count else f" ({run.sizes.trained:,} trained)"
+    optimizer: str = run.optimizer.name
+    if run.optimizer.moments_dtype != "fp32":
+        optimizer += f" {run.optimizer.moments_dtype}"
+    sharding = parallel.sharding or ("no_shard" if parallel.engine == "ddp" else "full_shard")
+    what = (
+        f"{run.sizes.count:,} parameters{trained}, {world.world_size} x {device} on {nodes} "
+        f"{'node' if nodes == 1 else 'nodes'}, {parallel.engine} {sharding} "
+        f"{parallel.param_dtype}, activation checkpointing {parallel.activation_checkpointing}, "
+        f"{optimizer}"
+    )
+    rows = (
+        f"the micro-batch that needs most: {batch.rows} x ({batch.source} + {batch.target}) "
+        f"tokens; {run.micro_batches} of the longest examples in a step"
+    )
+    return f"{_wrap(what)}\n{_wrap(rows)}"
+
+
+def memory(estimated: MemoryParts, simulated: MemoryParts | None) -> str:
+    """A row a part; the parts are not largest at the same time, so the peak is less than a sum."""
+    columns = [estimated] if simulated is None else [estimated, simulated]
+    titles = ["closed form", "simulated"][: len(columns)]
+    lines = ["GiB a rank".ljust(24) + "".join(title.rjust(14) for title in titles)]
+    for name in asdict(estimated):
+        cells = "".join(f"{getattr(column, name) / _GIB:14.2f}" for column in columns)
+        lines.append(name.replace("_", " ").ljust(24) + cells)
+    if simulated is not None:
+        difference = estimated.peak / simulated.peak - 1
+        if abs(difference) > _AGREE:
+            more = "more" if difference > 0 else "less"
+            lines.append(
+                _wrap(
+                    f"the closed form says {abs(difference):.0%} {more} than the simulation, which "
+                    "counts; the largest micro-batch and the advice below are the closed form's"
+                )
+            )
+    return "\n".join(lines)
+
+
+def verdict(
+    parts: MemoryParts,
+    device_bytes: int,
+    limit: int,
+    fitting: int | None,
+    run: PlannedRun,
+    changes: Sequence[Change],
+) -> str:
+    """Fits or not, by how much, and what to change."""
+    room = (limit - parts.peak) / _GIB
+    device = f"{device_bytes / _GIB:.1f} GiB"
+    if limit < device_bytes:
+        device += f", of which {limit / _GIB:.1f} are usable"
+    lines = []
+    if room >= 0:
+        lines.append(f"fits: {room:.1f} GiB to spare of {device}")
+    else:
+        lines.append(f"does not fit: {-room:.1f} GiB too much for {device}")
+        lines += [f"  fits with {change.describe()}" for change in changes]
+        if not changes:
+            lines.append(
+                "  nothing on these ranks fits; use more of them, a smaller model, or "
+                "model.adapter: lora"
+            )
+    if fitting is None:
+        lines.append("no micro_batch_tokens fits: one example is too much")
+    else:
+        share = run.examples_a_rank * sum(run.longest)
+        note = " (a rank's whole share of a step)" if fitting >= share else ""
+        lines.append(f"largest train.micro_batch_tokens that fits: {fitting:,}{note}")
+    return "\n".join(_wrap(line) for line in lines)
+
+
+def time(
+    found: StepTime,
+    workload: Workload,
+    steps: int | None,
+    hours: float | None,
+    dollars: float | None,
+    nodes: int,
+    price: float | None,
+    device: Device,
+) -> str:
+    """Seconds of a step and what they rest on, hours and dollars."""
+    lengths = workload.lengths
+    gigabytes = (
+        f"{found.communication_within_node_bytes / 1e9:.2f} GB within a node (a device), "
+        f"{found.communication_between_nodes_bytes / 1e9:.2f} GB between nodes (a node)"
+    )
+    lines = [
+        f"step: {found.step_seconds:.2f} s = max(arithmetic {found.compute_seconds:.2f}, "
+        f"communication {found.communication_seconds - found.exposed_seconds:.2f}) + not "
+        f"overlapped {found.exposed_seconds:.3f} + optimizer {found.optimizer_seconds:.3f}",
+        f"communication of a step: {gigabytes}",
+        f"{found.tokens_per_second:,.0f} tokens/s, {found.mfu:.0%} MFU, {found.micro_batches} "
+        "micro-batches a step",
+        f"tokens of an example: {lengths.source:.0f} + {lengths.target:.0f} ({lengths.origin}); "
+        f"{COMPUTE_EFFICIENCY:.0%} of the peak and {BANDWIDTH_EFFICIENCY:.0%} of the bandwidths "
+        f"of {device.name} in {device.node}",
+    ]
+    if hours is None:
+        lines.append("hours: give --num_examples, which nothing here tells")
+    else:
+        cost = "" if dollars is None else f", ${dollars:,.0f} at ${price:g} for a node and hour"
+        origin = ""
+        if workload.num_examples is not None:
+            origin = f" of {workload.num_examples:,} examples ({workload.num_examples_origin})"
+        lines.append(
+            f"run: {steps:,} steps{origin} take {hours:.2f} h on {nodes} "
+            f"{'node' if nodes == 1 else 'nodes'}{cost}, without validation and checkpoints"
+        )
+    return "\n".join(_wrap(line) for line in lines)
+
+
+def sweep(found: Sequence[Candidate], shown: int = 12) -> str:
+    """The fastest settings that fit."""
+    if not found:
+        return "no setting fits"
+    lines = [
+        f"{len(found)} settings fit, the fastest:",
+        f"{'':>3}{'sharding':<15}{'checkpointing':<14}{'optimizer':<11}{'reduce':<8}"
+        f"{'micro-batch':>12}{'peak GiB':>9}{'s/step':>8}",
+    ]
+    for number, candidate in enumerate(found[:shown], 1):
+        options = candidate.options
+        name = options["optimizer.name"]
+        if options["optimizer.moments_dtype"] == "bf16":
+            name += " bf16"
+        sharding = options["parallel.sharding"]
+        if options["parallel.engine"] == "ddp":
+            sharding = "ddp"
+        reduction = "each" if options["parallel.sync_every_micro_batch"] else "last"
+        lines.append(
+            f"{number:>2} {sharding:<15}{options['parallel.activation_checkpointing']:<14}"
+            f"{name:<11}{reduction:<8}{options['train.micro_batch_tokens']:>12,}"
+            f"{candidate.memory.peak / _GIB:>9.1f}{candidate.time.step_seconds:>8.2f}"
+        )
+    lines.append("reduce: gradients, after each micro-batch or the last of a step")
+    return "\n".join(lines)
+
+
+def simulated_candidate(number: int, candidate: Candidate, parts: MemoryParts, limit: int) -> str:
+    """A line of one of the best."""
+    fits = "fits" if parts.peak <= limit else "does not fit"
+    return (
+        f"setting {number}, simulated: peak {parts.peak / _GIB:.1f} GiB (closed form "
+        f"{candidate.memory.peak / _GIB:.1f}), {fits}"
+    )

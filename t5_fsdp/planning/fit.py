@@ -1,0 +1,153 @@
+"""Whether a run fits into a device, the largest micro-batch that does, and what else would."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from t5_fsdp.errors import UserError
+from t5_fsdp.planning.memory import estimate_memory
+from t5_fsdp.planning.run import PlannedRun
+
+# Of a device's memory PyTorch's tensors cannot have: CUDA's context (0.5 GiB), NCCL's buffers
+# (about 0.5), workspaces of cuBLAS, and what the allocator loses between its blocks.
+RESERVED_BYTES = 2 * 2**30
+# A run is refused before it starts only where the estimate is over by more than it may be wrong.
+_CLEARLY = 1.25
+
+
+def usable_bytes(device_bytes: int) -> int:
+    """What a run's tensors can have of a GPU's memory."""
+    return max(0, device_bytes - RESERVED_BYTES)
+
+
+def largest_micro_batch_tokens(run: PlannedRun, limit: int) -> int | None:
+    """The largest `train.micro_batch_tokens` whose estimated peak is at most `limit` bytes.
+
+    Returns:
+        At most what a rank's share of a step comes to: a larger one changes nothing. None when not
+        even one example fits.
+    """
+    low, high = sum(run.longest), run.examples_a_rank * sum(run.longest)
+
+    def fits(tokens: int) -> bool:
+        train = replace(run.train, micro_batch_tokens=tokens)
+        return estimate_memory(replace(run, train=train)).peak <= limit
+
+    if not fits(low):
+        return None
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+@dataclass(frozen=True)
+class Change:
+    """Options that would need less memory.
+
+    Attributes:
+        options: by dotted name.
+        peak: estimated with them, in bytes.
+    """
+
+    options: dict[str, Any]
+    peak: int
+
+    def describe(self) -> str:
+        """As one would write them on a command line."""
+        words = (f"{name}: {str(v).lower() if isinstance(v, bool) else v}"
+                 for name, v in self.options.items())  # fmt: skip
+        return f"{', '.join(words)} (peak {self.peak / 2**30:.1f} GiB)"
+
+
+def remedies(run: PlannedRun, limit: int) -> list[Change]:
+    """Changes that make the run fit into `limit` bytes, the least costly first; may be empty.
+
+    Those that suffice alone and change no more than speed. Where there are none, the fewest that
+    suffice together: with the micro-batch as it is, and with the largest that fits.
+    """
+    alone = [change for change in _single_changes(run, limit) if change.peak <= limit]
+    return alone or _joint_changes(run, limit)
+
+
+def _joint_changes(run: PlannedRun, limit: int) -> list[Change]:
+    with_smaller: Change | None = None
+    options: dict[str, Any] = {}
+    for more in _steps(run):
+        options |= more
+        changed = with_options(run, options)
+        peak = estimate_memory(changed).peak
+        if peak <= limit:
+            found = [Change(dict(options), peak), with_smaller]
+            return [change for change in found if change is not None]
+        tokens = largest_micro_batch_tokens(changed, limit)
+        if with_smaller is None and tokens is not None:
+            smaller = options | {"train.micro_batch_tokens": tokens}
+            with_smaller = Change(smaller, estimate_memory(with_options(run, smaller)).peak)
+    return [] if with_smaller is None else [with_smaller]
+
+
+def _single_changes(run: PlannedRun, limit: int) -> Iterator[Change]:
+    tokens = largest_micro_batch_tokens(run, limit)
+    if tokens is not None and tokens < run.train.micro_batch_tokens:
+        options: dict[str, Any] = {"train.micro_batch_tokens": tokens}
+        yield Change(options, estimate_memory(with_options(run, options)).peak)
+    for options in _cheap_steps(run):
+        yield Change(options, estimate_memory(with_options(run, options)).peak)
+
+
+def _cheap_steps(run: PlannedRun) -> Iterator[dict[str, Any]]:
+    """What changes speed alone."""
+    parallel = run.parallel
+    if run.world.world_size > 1 and not parallel.frees_units:
+        yield {"parallel.engine": "fsdp2", "parallel.sharding": "full_shard",
+               "parallel.reshard_after_forward": None}  # fmt: skip
+    elif parallel.sharding == "hybrid_shard":
+        yield {"parallel.sharding": "full_shard", "parallel.num_replicas": None}
+    if run.micro_batches > 1 and not parallel.sync_every_micro_batch:
+        yield {"parallel.sync_every_micro_batch": True}
+    if parallel.activation_checkpointing != "full":
+        yield {"parallel.activation_checkpointing": "full"}
+
+
+def _steps(run: PlannedRun) -> Iterator[dict[str, Any]]:
+    yield from _cheap_steps(run)
+    if run.optimizer.name == "adamw" and run.optimizer.moments_dtype == "fp32":
+        yield {"optimizer.moments_dtype": "bf16"}
+    if run.optimizer.name != "adafactor" and run.parallel.engine != "fsdp1":
+        yield {"optimizer.moments_dtype": "fp32", "optimizer.name": "adafactor"}
+
+
+def with_options(run: PlannedRun, options: dict[str, Any]) -> PlannedRun:
+    """The run with other values of options of its sections, by dotted name."""
+    for name, value in options.items():
+        section, _, option = name.partition(".")
+        run = replace(run, **{section: replace(getattr(run, section), **{option: value})})
+    return run
+
+
+def refusal(run: PlannedRun, device_bytes: int) -> UserError | None:
+    """Why a run cannot fit into a device of so much memory; None where it may.
+
+    Cautious: it asks whether weights, gradients and optimizer state alone are too large, or the
+    peak of the longest examples is by a quarter, which no error of the estimate explains. Too small
+    a margin shows as an out-of-memory error at the first long batch, which says the same advice.
+    """
+    parts = estimate_memory(run, run.micro_batch(*run.longest))
+    state = parts.parameters + parts.gradients + parts.optimizer_state
+    limit = usable_bytes(device_bytes)
+    if state <= limit and parts.peak <= _CLEARLY * device_bytes:
+        return None
+    what = "weights, gradients and optimizer state alone" if state > limit else "a step"
+    needed = state if state > limit else parts.peak
+    changes = remedies(run, limit)
+    advice = [f"fits with {change.describe()}" for change in changes] or [
+        "no setting of these ranks fits; use more of them, a smaller model, or model.adapter: lora"
+    ]
+    return UserError(
+        f"the run does not fit: {what} need {needed / 2**30:.1f} GiB on a rank, of a device with "
+        f"{device_bytes / 2**30:.1f} GiB; change options as below, or give --check_memory false",
+        *advice,
+    )

@@ -1,0 +1,100 @@
+"""How long a run's examples are and how many there are: from prepared data, options or assumed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from t5_fsdp.config import DataConfig, ModelConfig, TrainConfig
+from t5_fsdp.data.prepared import PreparedData, find_prepared_for
+from t5_fsdp.data.sources import prepared_splits
+from t5_fsdp.planning.step_time import Lengths
+from t5_fsdp.training.trainer import total_steps
+
+# Training examples of WikiHow under the official rules and lists, by data.wikihow_version.
+_WIKIHOW_EXAMPLES = {"all": 157_252, "sep": 1_060_732}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a run has to go through.
+
+    Attributes:
+        lengths: of the mean example.
+        longest: of any source and target, where that is known; else what the options allow.
+        num_examples: of the training split, or None where nothing tells.
+        num_examples_origin: what told it.
+    """
+
+    lengths: Lengths
+    longest: tuple[int, int]
+    num_examples: int | None
+    num_examples_origin: str
+
+    def steps(self, train: TrainConfig) -> int | None:
+        """Optimizer steps of the whole run."""
+        if self.num_examples is None:
+            return train.max_steps
+        return total_steps(math.ceil(self.num_examples / train.global_batch_size), train)
+
+
+def find_workload(
+    data: DataConfig,
+    model: ModelConfig,
+    cache_dir: Path,
+    *,
+    source_tokens: float | None = None,
+    target_tokens: float | None = None,
+    num_examples: int | None = None,
+) -> Workload:
+    """What is given counts first, then prepared data; else every example is as long as allowed.
+
+    Args:
+        cache_dir: where prepared data is kept.
+        source_tokens, target_tokens, num_examples: as given by the user.
+    """
+    prepared = find_prepared_for(data, model, cache_dir, prepared_splits(data))
+    workload = _of_prepared(prepared, data) if prepared is not None else None
+    if workload is None:
+        workload = _assumed(data)
+    lengths = workload.lengths
+    if source_tokens is not None or target_tokens is not None:
+        lengths = Lengths(
+            lengths.source if source_tokens is None else source_tokens,
+            lengths.target if target_tokens is None else target_tokens,
+            "as given" if None not in (source_tokens, target_tokens) else
+            f"as given, the other {lengths.origin}",
+        )  # fmt: skip
+    if num_examples is None:
+        return Workload(
+            lengths, workload.longest, workload.num_examples, workload.num_examples_origin
+        )
+    return Workload(lengths, workload.longest, num_examples, "as given")
+
+
+def _of_prepared(prepared: PreparedData, data: DataConfig) -> Workload | None:
+    split = prepared.split("train")
+    if split is None or not len(split):
+        return None
+    source, target = split.source_lengths, split.target_lengths
+    return Workload(
+        Lengths(float(source.mean()), float(target.mean()), "mean of the prepared data"),
+        (int(source.max()), int(target.max())),
+        len(split),
+        "of the prepared data",
+    )
+
+
+def _assumed(data: DataConfig) -> Workload:
+    longest = (data.max_source_tokens, data.max_target_tokens)
+    source, target = map(float, longest)
+    lengths = Lengths(source, target, "assumed: every example as long as the options allow")
+    known = None
+    if data.source == "wikihow" and not data.mixture:
+        known = _WIKIHOW_EXAMPLES[data.wikihow_version]
+    limit = data.max_train_examples
+    if known is None:
+        return Workload(lengths, longest, None, "")
+    count = known if limit is None else min(known, limit)
+    return Workload(lengths, longest, count, "WikiHow's official training split")

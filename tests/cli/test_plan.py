@@ -1,0 +1,153 @@
+"""The plan command: what it prints and writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT, tiny_options
+
+RECIPE = ["--config", str(ROOT / "configs/wikihow_t5_3b.yaml")]
+PER_RANK = ("parameters", "gradients", "optimizer_state", "activations", "peak")
+
+
+def plan(pools: Any, *argv: Any) -> tuple[int, str, str]:
+    return pools(1).command("plan", ["--simulate", "false", *argv])
+
+
+def test_a_recipe_is_planned_without_anything_at_hand(pools: Any, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    code, out, err = plan(
+        pools, *RECIPE, "--world_size", 8, "--device_memory_gib", 40, "--json", file,
+        "--price_per_hour", 20, "--run_dir", tmp_path / "runs/x",
+    )  # fmt: skip
+    assert (code, err) == (0, "")
+    assert max(map(len, out.splitlines()[:-1])) <= 80
+    assert "2,851,598,336 parameters, 8 x a100-40 on 1 node" in out and "fits: " in out
+    found = json.loads(file.read_text())
+    assert {f"{name}_bytes" for name in PER_RANK} < set(found) and found["fits"]
+    assert found["parameters_bytes"] == pytest.approx(4 * 2_851_598_336 / 8, rel=0.001)
+    assert found["optimizer_state_bytes"] == pytest.approx(2_851_598_336, rel=0.001)
+    # 157,252 articles in batches of 128, three times.
+    assert found["num_examples"] == 157_252 and found["steps"] == 3687
+    assert found["hours"] == pytest.approx(3687 * found["step_seconds"] / 3600)
+    assert found["dollars"] == pytest.approx(20 * found["hours"])
+    assert found["communication_between_nodes_bytes"] == 0 and found["method"] == "closed form"
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_does_not_fit_is_said_with_what_would(pools: Any, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    argv = [*RECIPE, "--model.name", "google-t5/t5-11b", "--json", file]
+    argv += ["--parallel.sync_every_micro_batch", "false"]
+    code, out, err = plan(pools, *argv)
+    assert (code, err) == (0, "")
+    assert "does not fit: " in out and "parallel.sync_every_micro_batch: true" in out
+    found = json.loads(file.read_text())
+    assert not found["fits"] and found["changes_that_fit"]
+
+
+def test_two_nodes_and_a_sweep(pools: Any, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    argv = [*RECIPE, "--world_size", 16, "--sweep", "true", "--json", file]
+    code, out, err = plan(pools, *argv, "--device", "a100-80", "--train.max_steps", 100)
+    assert (code, err) == (0, "")
+    assert "on 2 nodes" in out and "settings fit, the fastest" in out
+    found = json.loads(file.read_text())
+    assert found["communication_between_nodes_bytes"] > 1e9 and found["steps"] == 100
+    seconds = [row["step_seconds"] for row in found["sweep"]]
+    assert seconds == sorted(seconds) and len(seconds) > 10
+
+
+def test_prepared_data_gives_lengths_and_number(pools: Any, corpus: Path, tmp_path: Path) -> None:
+    argv = tiny_options(corpus, tmp_path / "run")
+    file = tmp_path / "plan.json"
+    first, second = ["--world_size", 2, "--json", file], ["--source_tokens", 30]
+    options = [*argv, "--data.cache_dir", tmp_path / "cache"]
+    code, out, err = plan(pools, *options, *first)
+    assert (code, err) == (0, "") and "assumed" in out and "run: 10 steps take" in out
+    code, out, err = plan(pools, *options, *first, "--train.max_steps", "null")
+    assert (code, err) == (0, "") and "hours: give --num_examples" in out
+    code, _, err = pools(1).command("prepare_data", options)
+    assert code == 0, err
+    code, out, err = plan(pools, *options, *first)
+    found = json.loads(file.read_text())
+    assert "mean of the prepared data" in out and found["num_examples"] == 60
+    assert 10 < found["mean_source_tokens"] < 64
+    code, out, err = plan(pools, *options, *first, *second, "--num_examples", 1000)
+    found = json.loads(file.read_text())
+    assert (found["mean_source_tokens"], found["num_examples"]) == (30, 1000)
+
+
+def test_a_model_from_a_folder_and_a_checkpoint(pools: Any, trained: Path, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    checkpoint = next((trained / "checkpoints").iterdir())
+    argv = [*RECIPE, "--world_size", 2, "--json", file, "--device", "cpu"]
+    argv += ["--device_memory_gib", 8]
+    code, _, err = plan(pools, *argv, "--model.name", checkpoint)
+    assert (code, err) == (0, "")
+    found = json.loads(file.read_text())
+    from t5_fsdp.checkpoint.format import read_state
+    from t5_fsdp.model.build import build_on_meta, num_parameters
+
+    assert found["num_parameters"] == num_parameters(build_on_meta(read_state(checkpoint).spec))
+    assert "step_seconds" not in found and found["fits"]
+    (tmp_path / "model").mkdir()
+    config = {"model_type": "t5", "d_model": 32, "vocab_size": 256, "num_layers": 1}
+    (tmp_path / "model/config.json").write_text(json.dumps(config))
+    code, _, err = plan(pools, *argv, "--model.name", tmp_path / "model")
+    assert (code, err) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--world_size", 0], "--world_size is 0"),
+        (["--world_size", 12], "no multiple of --devices_per_node 8"),
+        (["--device", "v100"], "--device is 'v100'"),
+        (["--device", "cpu"], "needs --device_memory_gib"),
+        (["--device_memory_gib", -1], "--device_memory_gib is -1.0"),
+        (["--model.name", "someone/else"], "google-t5/t5-small"),
+        (["--train.micro_batch_tokens", 500], "raise it to 662"),
+        (["--parallel.sharding", "hybrid_shard"], "one replica is parallel.sharding: full_shard"),
+        (["--source_tokens", 0], "--source_tokens is 0.0"),
+    ],
+)
+def test_bad_input_is_one_line(pools: Any, argv: list[Any], message: str) -> None:
+    code, _, err = plan(pools, *RECIPE, *argv)
+    assert code == 2 and message in err, err
+    assert len(err.splitlines()) == 1 and "Traceback" not in err
+
+
+def test_train_says_and_refuses_by_the_estimate(pools: Any, corpus: Path, tmp_path: Path) -> None:
+    argv = [*tiny_options(corpus, tmp_path / "run"), "--check", "true"]
+    code, out, err = pools(1).command("train", argv)
+    assert code == 0 and "memory of a rank, estimated: 0.0" in out, err
+    [message] = pools(1).run(refused, argv[:-2], 2 * 2**30)
+    assert "the run does not fit" in message
+    assert pools(1).run(refused, argv[:-2], 4 * 2**30) == [""]
+
+
+def refused(argv: list[str], device_bytes: int) -> str:
+    """On a rank of the pool: what a run is refused with on a GPU of so much memory."""
+    from t5_fsdp.cli.memory_check import refuse_what_cannot_fit
+    from t5_fsdp.cli.options import parse_layers, resolve
+    from t5_fsdp.cli.prepare_data import prepare_on_all_ranks
+    from t5_fsdp.console import Console
+    from t5_fsdp.errors import UserError
+    from t5_fsdp.planning.planned_model import planned_spec
+    from tests.workers import joined_world
+
+    config = resolve(parse_layers(argv, command="train", description=""))
+    with joined_world() as world:
+        prepared = prepare_on_all_ranks(config, world, Console(False))
+        try:
+            refuse_what_cannot_fit(
+                config, world, planned_spec(config.model), prepared, device_bytes
+            )
+        except UserError as error:
+            return str(error)
+    return ""

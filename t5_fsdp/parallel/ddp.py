@@ -18,7 +18,9 @@ class DDPEngine(WholeModelEngine):
 
     def _wrap(self) -> None:
         device = self._world.device
-        model = self.model.to(device)
+        # It was filled in host memory. On a CPU it stays there; a planner's fake tensors could not
+        # be moved a second time.
+        model = self.model if device.type == "cpu" else self.model.to(device)
         dtype = DTYPES[self._options.param_dtype]
         if dtype != torch.float32:
             # Weights stay float32; matrix products are computed in `dtype`.

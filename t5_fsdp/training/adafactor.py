@@ -20,6 +20,7 @@ _DECAY_EXPONENT = 0.8
 _EPSILON_SQUARE = 1e-30  # added to squared gradients
 _EPSILON_SCALE = 1e-3  # a parameter's smallest scale
 _CLIPPING_THRESHOLD = 1.0
+_MIN_DIM_TO_FACTOR = 128
 
 
 class Adafactor(torch.optim.Optimizer):
@@ -51,7 +52,7 @@ class Adafactor(torch.optim.Optimizer):
         lr: float,
         *,
         weight_decay: float = 0.0,
-        min_dim_to_factor: int = 128,
+        min_dim_to_factor: int = _MIN_DIM_TO_FACTOR,
     ) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
         self._min_dim_to_factor = min_dim_to_factor
@@ -78,12 +79,17 @@ class Adafactor(torch.optim.Optimizer):
         state = self.state[parameter]
         if not state:
             state["step"] = torch.tensor(0.0)
-            if parameter.dim() == 2 and min(parameter.shape) >= self._min_dim_to_factor:
+            if is_factored(parameter.shape, self._min_dim_to_factor):
                 state["row"] = _rows_like(parameter)
                 state["column"] = local_part(parameter).new_zeros(parameter.shape[1])
             else:
                 state["square"] = torch.zeros_like(parameter)
         return _Piece(parameter, state, group["lr"], group["weight_decay"])
+
+
+def is_factored(shape: torch.Size, min_dim_to_factor: int = _MIN_DIM_TO_FACTOR) -> bool:
+    """Whether only the means of rows and columns are kept of a parameter's second moment."""
+    return len(shape) == 2 and min(shape) >= min_dim_to_factor
 
 
 @dataclass

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
 from t5_fsdp.config import OptimizerConfig, ScheduleConfig
-from t5_fsdp.training.adafactor import Adafactor
+from t5_fsdp.parallel.common import local_part
+from t5_fsdp.training.adafactor import Adafactor, is_factored
 from t5_fsdp.training.adamw import LowPrecisionMomentsAdamW
 
 
@@ -62,6 +64,23 @@ def state_bytes(options: OptimizerConfig) -> int:
     if options.name == "adafactor":
         return 0  # a row and a column for a matrix: next to nothing
     return 4 if options.moments_dtype == "bf16" else 8
+
+
+def local_state_bytes(parameters: Iterable[torch.Tensor], options: OptimizerConfig) -> int:
+    """Bytes of optimizer state on this rank, from what it holds of each trained parameter.
+
+    Exactly what `step` will make of them, but for the count of steps: a number a parameter.
+    """
+    return sum(_state_bytes_of(parameter, options) for parameter in parameters)
+
+
+def _state_bytes_of(parameter: torch.Tensor, options: OptimizerConfig) -> int:
+    held = local_part(parameter)
+    if options.name == "adamw":
+        return held.numel() * state_bytes(options)
+    if is_factored(parameter.shape):
+        return 4 * sum(held.shape)  # of a matrix's columns each rank has all
+    return 4 * held.numel()
 
 
 def learning_rate(step: int, total_steps: int, peak: float, options: ScheduleConfig) -> float:

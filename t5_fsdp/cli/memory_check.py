@@ -61,12 +61,16 @@ def say_memory(
     parts = estimate_memory(run, run.micro_batch(*run.longest))
     state = parts.parameters + parts.gradients + parts.optimizer_state
     device = _gpu_bytes(world)
-    of = "" if device is None else f", of {device / _GIB:.1f}"
+    of = "" if device is None else f" of {device / _GIB:.1f} GiB"
     console.say(
-        f"memory of a rank, estimated: {parts.peak / _GIB:.2f} GiB at the peak{of}; weights, "
-        f"gradients and optimizer state {state / _GIB:.2f}, activations "
-        f"{parts.activations / _GIB:.2f} (scripts/plan.py says more)"
+        f"memory of a rank, estimated: {_size(parts.peak)} at the peak{of}; weights, gradients and "
+        f"optimizer state {_size(state)}, activations {_size(parts.activations)} (scripts/plan.py "
+        "says more)"
     )
+
+
+def _size(number: int) -> str:
+    return f"{number / _GIB:.1f} GiB" if number >= _GIB else f"{number / 2**20:.1f} MiB"
 
 
 def planned_training(

@@ -219,9 +219,6 @@ class _Plan:
         """What the simulation finds, or None, with a warning, where it is not to be had."""
         try:
             return self._try_to_simulate(run)
-        except ModuleNotFoundError:
-            self._session.console.warn("this version has no simulation: closed forms alone")
-            return None
         except UserError as error:
             self._session.console.warn(f"no simulation: {error.problems[0]}")
             return None

@@ -54,10 +54,11 @@ def heading(run: PlannedRun, batch: MicroBatchShape, device: str) -> str:
 def memory(estimated: MemoryParts, simulated: MemoryParts | None) -> str:
     """A row a part; the parts are not largest at the same time, so the peak is less than a sum."""
     columns = [estimated] if simulated is None else [estimated, simulated]
+    size, unit = (_GIB, "GiB") if estimated.peak >= _GIB // 2 else (2**20, "MiB")
     titles = ["closed form", "simulated"][: len(columns)]
-    lines = ["GiB a rank".ljust(24) + "".join(title.rjust(14) for title in titles)]
+    lines = [f"{unit} a rank".ljust(24) + "".join(title.rjust(14) for title in titles)]
     for name in asdict(estimated):
-        cells = "".join(f"{getattr(column, name) / _GIB:14.2f}" for column in columns)
+        cells = "".join(f"{getattr(column, name) / size:14.2f}" for column in columns)
         lines.append(name.replace("_", " ").ljust(24) + cells)
     if simulated is not None:
         difference = estimated.peak / simulated.peak - 1

@@ -118,14 +118,15 @@ def backward_bytes(
 ) -> int:
     """What the backward pass of one layer needs besides what was kept, at most.
 
-    What is recomputed first; then gradients of the inner states or of query, key and value, of the
-    residual with its float32 copies, and of the position bias: what the layers behind have added
-    up and this one's. An upper bound by some: what is recomputed goes while gradients come.
+    What is recomputed first; then gradients of the inner states, or of query, key, value and scores
+    when what the feed-forward layer kept is gone; of the residual with its float32 copies; and, of
+    a position bias, what the layers behind have added up, unless their kept tensors, which are gone
+    by then, were more. An upper bound by some.
     """
     layers = _Layers(shape, batch, options)
     is_recomputed = options.recomputed(stack, 1) == 1
     anew = layers.whole(stack) - layers.checkpointed(stack) if is_recomputed else 0
-    return anew + layers.gradients(stack)
+    return anew + layers.gradients(stack, is_recomputed)
 
 
 class _Layers:
@@ -163,7 +164,7 @@ class _Layers:
             kept += self._kept_attention(length, self._batch.source, biased=False)
         return kept + tokens * b * ((shape.ff_matrices - 1) * self._d_ff(stack) + d)
 
-    def gradients(self, stack: str) -> int:
+    def gradients(self, stack: str, is_recomputed: bool) -> int:
         """Gradients of a layer's states that are there at the same time."""
         options, shape, tokens = self._options, self._shape, self._tokens(stack)
         length = self._batch.source if stack == "encoder" else self._batch.target
@@ -173,8 +174,9 @@ class _Layers:
         scores = self._batch.rows * shape.num_heads * length * self._row(length)
         attention = 3 * shape.inner * tokens * b
         attention += scores * (b if kernel == "efficient" else 8 if kernel == "math" else 2 * b)
-        bias = 0 if shape.frozen else scores * b
-        return max(inner, attention) + bias + tokens * d * (2 * options.residual + 4)
+        bias = 0 if shape.frozen or not is_recomputed else scores * b
+        gone = self._feed_forward(tokens, stack)
+        return max(inner, attention - gone) + bias + tokens * d * (2 * options.residual + 4)
 
     def ends(self) -> int:
         """Embeddings and last norms of both stacks, and the encoder's output."""

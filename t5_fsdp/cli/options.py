@@ -314,12 +314,10 @@ def _take_option(
         scan.problems.append("--print_config takes no value")
     elif name not in known:
         scan.problems.append(_unknown(name, known, written=f"--{name}"))
-    elif value is None:
+    elif value is None and known[name].type is not bool:
         scan.problems.append(f"--{name} needs a value: {_words(known[name].type)}")
-    elif name in own_options:
-        scan.own[name] = value
     else:
-        scan.given[name] = value
+        (scan.own if name in own_options else scan.given)[name] = "true" if value is None else value
 
 
 def _read_files(paths: Iterable[str], layers: Layers) -> list[str]:

@@ -229,6 +229,11 @@ def test_no_complaint_follows_from_a_value_that_was_not_read() -> None:
     )
 
 
+def test_a_switch_alone_is_true() -> None:
+    assert parse("--check", extra=EXTRA).own["check"] is True
+    assert config_of("--parallel.explain", "--seed", "3").parallel.explain is True
+
+
 def test_a_flag_mends_the_value_of_a_file_and_hides_its_place(write) -> None:
     path = write("optimizer: {lr: fast}\n")
     assert config_of("--config", path, "--optimizer.lr", "1").optimizer.lr == 1.0
@@ -248,7 +253,7 @@ def test_a_problem_of_the_base_says_so() -> None:
         (["--config", "--seed", "1"], "--config needs a value"),
         (["--seed"], "--seed needs a value: a whole number"),
         (["--seed", "--optimizer.lr", "1"], "--seed needs a value"),
-        (["--check"], "--check needs a value: true or false"),
+        (["--check="], "--check is ''; give true or false"),
         (["--check", "perhaps"], "--check is 'perhaps'; give true or false"),
         (["--split", "tset"], "give one of validation, test; did you mean test?"),
         (["--epochs", "3"], "unknown option --epochs; did you mean --train.epochs?"),

@@ -350,7 +350,17 @@ class LoggingConfig:
     tensorboard: bool = True
     """Write TensorBoard events below run_dir/tensorboard."""
     wandb: bool = False
-    """Log to Weights & Biases."""
+    """Log to Weights & Biases; offline, into run_dir/wandb, where this machine is not logged in
+    (docs/trackers.md)."""
+    mlflow: bool = False
+    """Log to MLflow: to MLFLOW_TRACKING_URI, else into run_dir/mlflow."""
+    trackio: bool = False
+    """Log to trackio: to TRACKIO_SPACE_ID or TRACKIO_DIR, else into run_dir/trackio."""
+    project: str | None = None
+    """Of W&B and trackio; in MLflow the experiment. null: WANDB_PROJECT, MLFLOW_EXPERIMENT_NAME,
+    else t5-fsdp."""
+    run_name: str | None = None
+    """How wandb, mlflow and trackio list the run; null: as its folder is called."""
     num_summaries: int = 3
     """Validation examples, always the same, that are shown with document, reference, summary and
     ROUGE at each validation, in the log and in TensorBoard; 0: none."""
@@ -502,11 +512,6 @@ _POSITIVE = (
     "evaluation.top_p",
 )  # fmt: skip
 
-# Values that are reserved but not honoured by this version: refused, never ignored.
-NOT_YET: dict[str, tuple[Any, ...]] = {
-    "logging.wandb": (True,),
-}
-
 
 def leaves(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten the sections of a configuration dict to {"section.option": value}."""
@@ -526,7 +531,6 @@ def value_problems(config: Config) -> list[str]:
     return [
         *_range_problems(flat),
         *_text_problems(flat),
-        *_not_yet_problems(flat),
         *_combination_problems(config),
     ]
 
@@ -561,19 +565,6 @@ def _text_problems(flat: dict[str, Any]) -> list[str]:
     return problems
 
 
-def _not_yet_problems(flat: dict[str, Any]) -> list[str]:
-    return [
-        f"{name}: {_yaml(flat[name])} is not supported in this version; "
-        f"use {_yaml(_default_of(name))}"
-        for name, values in NOT_YET.items()
-        if flat[name] in values
-    ]
-
-
-def _default_of(name: str) -> Any:
-    return leaves(to_dict(Config()))[name]
-
-
 def _yaml(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
@@ -590,6 +581,10 @@ def _combination_problems(config: Config) -> list[str]:
     for name in ("name", "tokenizer", "revision"):
         if getattr(model, name) == "":
             problems.append(f"model.{name} is empty; give a name, or null")
+    for name in ("project", "run_name"):
+        value = getattr(config.logging, name)
+        if value is not None and not value.strip():
+            problems.append(f"logging.{name} is empty; give a name, or null")
     if model.revision is not None and model.name is None:
         problems.append("model.revision is only with model.name; set it to null")
     if model.init == "pretrained" and model.name is None:

@@ -28,7 +28,7 @@ import docstring_parser
 import jsonargparse
 
 from t5_fsdp.cli.yaml_files import read_yaml, to_yaml
-from t5_fsdp.config import NOT_YET, Config, DataConfig, normalize, to_dict, value_problems
+from t5_fsdp.config import Config, DataConfig, normalize, to_dict, value_problems
 from t5_fsdp.errors import EXIT_DONE, UserError
 
 _CONFIG_EXAMPLE = "configs/demo.yaml"
@@ -642,14 +642,9 @@ def _help(
         for name, option in _options().items():
             head, _, tail = name.rpartition(".")
             if head == section:
-                meaning = meanings.get(tail, "") + _not_yet(name)
+                meaning = meanings.get(tail, "")
                 _add_to_help(group, dataclasses.replace(option, help=meaning))
     return parser.format_help()
-
-
-def _not_yet(name: str) -> str:
-    values = ", ".join(str(json.dumps(value)).strip('"') for value in NOT_YET.get(name, ()))
-    return f" Not in this version: {values}." if values else ""
 
 
 def _add_to_help(target: Any, option: _Option) -> None:

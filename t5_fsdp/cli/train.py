@@ -15,7 +15,7 @@ from t5_fsdp.cli.memory_check import refuse_what_cannot_fit, say_memory
 from t5_fsdp.cli.options import Extra, dump_yaml, parse_layers, resolve
 from t5_fsdp.cli.prepare_data import prepare_on_all_ranks, say_audit
 from t5_fsdp.cli.process import Session, run
-from t5_fsdp.config import Config, width_multiple
+from t5_fsdp.config import Config, to_dict, width_multiple
 from t5_fsdp.console import Console
 from t5_fsdp.data.sources import source_problems
 from t5_fsdp.errors import UserError
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from t5_fsdp.distributed import World
     from t5_fsdp.evaluation.evaluate import Generator, Validation
     from t5_fsdp.parallel.engine import Engine
+    from t5_fsdp.training.trackers.trackers import Trackers
 
 _EXTRA = [
     Extra(
@@ -59,10 +60,17 @@ def _train(argv: Sequence[str], session: Session) -> None:
     )
     config = resolve(layers, check_data=source_problems)
     world = session.enter_world()
+    world.on_rank_zero(lambda: _check_trackers(config))
     if layers.own["check"]:
         _check(config, session, world, layers.own["check_memory"])
     else:
         _run(config, session, world, layers.own["check_memory"])
+
+
+def _check_trackers(config: Config) -> None:
+    from t5_fsdp.training.trackers.trackers import check_trackers
+
+    check_trackers(config.logging)
 
 
 def _find_resume(
@@ -239,9 +247,29 @@ def _train_from(
         validate=_validator(start, config, session, world, prepared, engine),
         shape=T5Shape.of(start.spec.config, frozen=start.spec.adapter is not None),
         peak_flops=_peak_flops(config, world),
+        trackers=_open_trackers(start, config, session, world),
     )
     ending = trainer.run()
     session.console.say(f"done: {ending}; the run is in {run_dir}")
+
+
+def _open_trackers(
+    start: StartingPoint, config: Config, session: Session, world: World
+) -> Trackers:
+    from t5_fsdp.training.trackers.tracker import TrackedRun
+    from t5_fsdp.training.trackers.trackers import Trackers, open_trackers
+
+    if not world.is_main:
+        return Trackers.none(session.console)
+    run_dir = Path(config.run_dir)
+    run = TrackedRun(
+        run_dir,
+        name=config.logging.run_name or run_dir.resolve().name,
+        project=config.logging.project,
+        config=to_dict(config),
+        first_step=start.state.step + 1,
+    )
+    return open_trackers(config.logging, run, session.console)
 
 
 def _retention(config: Config) -> Retention:

@@ -1,4 +1,4 @@
-"""metrics.jsonl, status.json, and the sums over the steps since the last row."""
+"""metrics.jsonl, trackers, status.json, and the sums over the steps since the last row."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from t5_fsdp.files import write_json
+from t5_fsdp.training.trackers.tracker import Ending
+from t5_fsdp.training.trackers.trackers import Trackers
 
 
 @dataclass
@@ -84,6 +86,41 @@ def _cut_torn_line(path: Path) -> None:
     if len(whole) < len(content):
         with path.open("r+b") as file:
             file.truncate(len(whole))
+
+
+class MetricsLog:
+    """metrics.jsonl and the trackers of a run.
+
+    Args:
+        run_dir: None on the ranks that write nothing.
+    """
+
+    def __init__(self, run_dir: Path | None, trackers: Trackers) -> None:
+        self._file = MetricsFile(None if run_dir is None else run_dir / "metrics.jsonl")
+        self._trackers = trackers
+
+    def write(self, kind: str, step: int, row: dict[str, Any]) -> None:
+        """One row of metrics.jsonl, and its numbers as scalars."""
+        self._file.write(kind, step, **row)
+        self._trackers.log(step, {scalar_name(kind, name): row[name] for name in row})
+
+    def add_text(self, name: str, step: int, markdown: str) -> None:
+        """For the trackers alone."""
+        self._trackers.log_text(step, name, markdown)
+
+    def close(self, ending: Ending) -> None:
+        """Hand over what trackers still keep back; the first call counts."""
+        self._trackers.finish(ending)
+
+
+def scalar_name(kind: str, name: str) -> str:
+    """Under which trackers show a figure: by kind, a training's time and memory apart."""
+    group = kind
+    if kind == "train" and name.endswith("_seconds"):
+        group = "time"
+    elif kind == "train" and (name.endswith("_bytes") or name == "allocator_retries"):
+        group = "memory"
+    return f"{group}/{name}"
 
 
 def write_status(

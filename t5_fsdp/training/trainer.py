@@ -42,8 +42,9 @@ from t5_fsdp.training.early_stopping import (
     validations_without_best,
 )
 from t5_fsdp.training.loss_scale import LossScale, initial_loss_scale
-from t5_fsdp.training.metrics import MetricsFile, Window, write_status
+from t5_fsdp.training.metrics import MetricsLog, Window, write_status
 from t5_fsdp.training.optimizer import learning_rate, set_learning_rate
+from t5_fsdp.training.trackers.trackers import Trackers
 
 _SETTLE_SECONDS = 20.0  # torchrun kills what has not ended 30 s after its signal
 # Skipped in a row where fp16 looks for the largest scale that its gradients stand.
@@ -115,6 +116,7 @@ class Trainer:
         save: begins to write the checkpoint of `state`.
         validate: loss and ROUGE of the validation subset for a step; None without such a split.
         peak_flops: of all devices together, FLOP a second, or None where unknown.
+        trackers: where figures and shown summaries go beside metrics.jsonl.
     """
 
     def __init__(
@@ -134,6 +136,7 @@ class Trainer:
         validate: Callable[[int], Validation] | None,
         shape: T5Shape,
         peak_flops: float | None,
+        trackers: Trackers,
     ) -> None:
         self._options = options
         self._run_dir = run_dir
@@ -145,7 +148,7 @@ class Trainer:
         self._shape, self._peak_flops = shape, peak_flops
         self._window = Window(**state.window)
         self._scale = LossScale(initial_loss_scale(options.parallel), state.loss_scale)
-        self._metrics = MetricsFile(run_dir / "metrics.jsonl" if world.is_main else None)
+        self._metrics = MetricsLog(run_dir if world.is_main else None, trackers)
         self._last = total_steps(batches.steps_per_epoch, options.train)
         # A run that branches off has not got the checkpoint it starts from.
         own = state.step > 0 and is_checkpoint(checkpoints.path(state.step))
@@ -157,7 +160,6 @@ class Trainer:
         self._began = time.perf_counter()
         self._validation_seconds = 0.0
         self._has_shown_documents = False
-        self._board = _TensorBoard(run_dir, world.is_main and options.logging.tensorboard)
 
     def run(self) -> str:
         """Train to the last step, or to where validation says that it gets no better.
@@ -172,11 +174,11 @@ class Trainer:
         self._began = time.perf_counter()
         try:
             self._run()
-        except BaseException:
+        except BaseException as error:
             # What is being written may be the last thing that is kept of the run.
             self._checkpoints.settle(_SETTLE_SECONDS)
+            self._metrics.close("preempted" if isinstance(error, Preempted) else "failed")
             raise
-        self._board.close()
         if self._num_skipped:
             self._console.warn(f"{self._num_skipped} steps of this launch were skipped")
         message = f"trained {self._last} steps"
@@ -190,6 +192,7 @@ class Trainer:
                 folder,
             )
         self._status("finished", message)
+        self._metrics.close("finished")
         return message + self._describe_time()
 
     def _describe_time(self) -> str:
@@ -400,8 +403,7 @@ class Trainer:
             row["skipped_steps"] = self._window.skipped_steps
         if self._scale.is_dynamic:
             row["loss_scale"] = result.loss_scale
-        self._metrics.write("train", batch.step, **row)
-        self._board.add("train", batch.step, row)
+        self._metrics.write("train", batch.step, row)
         speed = f"{row['tokens_per_second']:,.0f} tokens/s"
         loss = "not finite" if row["loss"] is None else f"{row['loss']:.3f}"
         progress.note(f"(to step {batch.step}: loss {loss}, {speed})")
@@ -452,8 +454,7 @@ class Trainer:
     def _log_validation(self, step: int, validation: Validation) -> None:
         figures = validation.figures
         row = {**figures, "evaluation_share": self._evaluation_share()}
-        self._metrics.write("validation", step, **row)
-        self._board.add("validation", step, row)
+        self._metrics.write("validation", step, row)
         self._console.say(
             f"step {step}: validation loss {figures['loss']:.3f}, ROUGE-1/2/L/Lsum "
             + " / ".join(f"{100 * figures[n]:.1f}" for n in ("rouge1", "rouge2", "rougeL"))
@@ -462,7 +463,7 @@ class Trainer:
         )
         for number, shown in enumerate(validation.shown):
             self._console.say(as_lines(shown, with_document=not self._has_shown_documents))
-            self._board.add_text(f"summaries/{number + 1}", step, as_markdown(shown))
+            self._metrics.add_text(f"summaries/{number + 1}", step, as_markdown(shown))
         self._has_shown_documents = True
         self._say_patience(step)
 
@@ -480,7 +481,6 @@ class Trainer:
     def _stop(self) -> NoReturn:
         """End between two steps, with the checkpoint of the last one on disk."""
         self._checkpoints.wait()
-        self._board.close()
         raise Preempted(
             f"stopped by a signal after step {self._state.step}; the same command goes on from it"
         )
@@ -494,7 +494,7 @@ class Trainer:
 
     def _note_saved(self, saved: SavedCheckpoint) -> None:
         self._saved_step = saved.step
-        self._metrics.write("checkpoint", saved.step, **saved.row())
+        self._metrics.write("checkpoint", saved.step, saved.row())
         self._status("running", "")
         self._console.say(f"step {saved.step}: checkpoint {self._checkpoints.path(saved.step)}")
 
@@ -516,29 +516,3 @@ def resident_bytes() -> int:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-class _TensorBoard:
-    """Scalars and texts below run_dir/tensorboard, or nothing."""
-
-    def __init__(self, run_dir: Path, enabled: bool) -> None:
-        self._writer = None
-        if enabled:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._writer = SummaryWriter(str(run_dir / "tensorboard"))
-
-    def add(self, kind: str, step: int, row: dict[str, Any]) -> None:
-        if self._writer is None:
-            return
-        for name, value in row.items():
-            if isinstance(value, int | float):
-                self._writer.add_scalar(f"{kind}/{name}", value, step)
-
-    def add_text(self, name: str, step: int, markdown: str) -> None:
-        if self._writer is not None:
-            self._writer.add_text(name, markdown, step)
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()

@@ -39,7 +39,6 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"parallel.wrap": "size", "parallel.compile": "true"},
         ("parallel.compile", "wrap: block"),
     ),
-    "not honoured yet": ({"logging.wandb": "true"}, ("logging.wandb", "false")),
     "kept at steps without a checkpoint": (
         {"checkpoint.keep_every": 3, "checkpoint.every_steps": 2},
         ("checkpoint.keep_every 3", "every_steps 2", "multiple"),

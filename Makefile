@@ -19,13 +19,13 @@ BUILDING := $(VENV)/.building
 ON_CPU := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 CUDA_VISIBLE_DEVICES=
 TORCHRUN_CPU := $(ON_CPU) $(BIN)/torchrun --standalone --nproc_per_node 2
 
-.PHONY: help setup demo train test test-long test-exhaustive lint clean
+.PHONY: help setup demo train doctor test test-long test-exhaustive lint clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' \
 		| while IFS='|' read -r name text; do printf '  make %-10s %s\n' "$$name" "$$text"; done
 	@echo
-	@echo '  Variables: CONFIG=FILE.yaml (train), ARGS="--section.option value ..." (demo, train),'
+	@echo '  Variables: CONFIG=FILE.yaml (train), ARGS="--section.option value ..." (demo, train, doctor),'
 	@echo '             RUN_DIR=FOLDER (demo),'
 	@echo '             ARGS="pytest options" (test, test-long), PYTHON=/path/to/python3 (setup)'
 
@@ -57,6 +57,9 @@ demo: $(STAMP)  ## train a tiny T5 on two CPU processes and evaluate ROUGE (abou
 train: $(STAMP)  ## train with CONFIG on all GPUs of this machine
 	@$(BIN)/python -m t5_fsdp.cli.launch_check --config $(CONFIG) $(ARGS)
 	@$(BIN)/torchrun --standalone --nproc_per_node gpu scripts/train.py --config $(CONFIG) $(ARGS)
+
+doctor: $(STAMP)  ## check whether this machine is fit for training, and say what to mend
+	@$(BIN)/python scripts/doctor.py $(ARGS)
 
 test: $(STAMP)  ## run the test suite (up to ten minutes on two cores)
 	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m 'not long and not exhaustive' $(ARGS)

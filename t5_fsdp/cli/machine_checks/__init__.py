@@ -1,0 +1,1 @@
+"""What `doctor` looks at, a subject a module; a check never raises, it returns findings."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch.distributed.run import get_args_parser
 
 from t5_fsdp.errors import UserError
 from tests.conftest import ROOT
@@ -115,6 +116,8 @@ def test_the_slurm_script_queues_again_what_was_preempted(
     called = (tmp_path / "srun-called").read_text()
     assert "--rdzv_endpoint node-1:30007 " in called and "--nnodes 2 " in called
     assert called.endswith("scripts/train.py --config c.yaml --run_dir run\n")
+    words = called.split(".venv/bin/torchrun ")[1].split()
+    assert get_args_parser().parse_args(words).training_script == "scripts/train.py"
     assert (tmp_path / "requeued").exists() == requeued
     if requeued:
         assert (tmp_path / "requeued").read_text() == "requeue 30007\n"

@@ -102,7 +102,7 @@ def test_the_oldest_packages_are_those_of_the_project() -> None:
     for line in re.findall(r'"(.+?)"', block):
         name, _, oldest = line.partition(">=")
         found[name.partition("[")[0]] = oldest
-    assert software.OLDEST == found
+    assert found == software.OLDEST
 
 
 def test_a_compiler_is_wanted_only_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:

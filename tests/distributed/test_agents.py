@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import tiny_options
 from tests.distributed.test_training import DROPOUT, losses
-from tests.launch import ROOT, launched, run, torchrun
+from tests.launch import launched, run, torchrun
 
 
 def agent(port: int, argv: list[str]) -> list[str]:

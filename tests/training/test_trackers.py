@@ -86,6 +86,23 @@ def test_a_tracker_that_fails_is_told_of_once_and_leaves_the_others_alone(tmp_pa
     assert "memory has failed (no route to host)" in line and "metrics.jsonl" in line
 
 
+def test_a_tracker_that_has_failed_gathers_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr(module, "_MOST_WAITING", 3)
+    stream = io.StringIO()
+    failing = Trackers([Memory(fail)], tracked_run(tmp_path), Console(stream=stream))
+    failing.log(1, {"loss": 1.0})
+    failing._senders[0].join(20)
+    for step in range(2, 10):
+        failing.log(step, {"loss": 1.0})
+    failing.finish("finished")
+    assert stream.getvalue().count("warning") == 1
+
+
 def test_a_tracker_that_hangs_does_not_hold_up_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,15 +111,17 @@ def test_a_tracker_that_hangs_does_not_hold_up_the_run(
     goes_on = threading.Event()
     stream, memory = io.StringIO(), Memory(lambda: goes_on.wait(20))
     began = time.monotonic()
-    both = Trackers([memory], tracked_run(tmp_path), Console(stream=stream))
+    hangs_too = Memory(lambda: goes_on.wait(20))
+    both = Trackers([memory, hangs_too], tracked_run(tmp_path), Console(stream=stream))
     for step in range(1, 21):
         both.log(step, {"loss": 1.0})
     both.finish("finished")
     assert time.monotonic() - began < 5
     goes_on.set()
     warnings = [line for line in stream.getvalue().splitlines() if line.startswith("warning")]
-    assert len(warnings) == 2
-    assert "5 rows behind" in warnings[0] and "not taken all within" in warnings[1]
+    assert len(warnings) == 4
+    assert all("5 rows behind" in line for line in warnings[:2])
+    assert all("not taken all within" in line for line in warnings[2:])
 
 
 def test_an_absent_package_is_a_line_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +167,9 @@ def tensorboard_rows(run_dir: Path) -> dict[int, float]:
 
     events = EventAccumulator(str(run_dir / "tensorboard"))
     events.Reload()
-    return {event.step: event.value for event in events.Scalars("train/loss")}
+    rows = {event.step: event.value for event in events.Scalars("train/loss")}
+    assert len(rows) == len(events.Scalars("train/loss"))  # none is shown twice
+    return rows
 
 
 def wandb_records(run_dir: Path) -> Iterator[Any]:

@@ -93,7 +93,7 @@ class Trackers:
         senders, self._senders = self._senders, []
         deadline = time.monotonic() + limit
         for sender in senders:
-            sender.end(ending, deadline)
+            sender.end(ending)
         for sender in senders:
             sender.join(max(0.0, deadline - time.monotonic()))
             if sender.is_alive():
@@ -128,10 +128,15 @@ class _Sender(threading.Thread):
                     "it has caught up; metrics.jsonl has them"
                 )
 
-    def end(self, ending: Ending, deadline: float) -> None:
-        if not self._has_failed:
-            with contextlib.suppress(queue.Full):
-                self._waiting.put(("finish", (ending,)), timeout=deadline - time.monotonic())
+    def end(self, ending: Ending) -> None:
+        if self._has_failed:
+            return
+        while True:
+            try:
+                return self._waiting.put_nowait(("finish", (ending,)))
+            except queue.Full:  # it is behind anyway: the ending is worth more than the oldest row
+                with contextlib.suppress(queue.Empty):
+                    self._waiting.get_nowait()
 
     def run(self) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.server
 import importlib.util
 import io
 import json
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -276,6 +278,30 @@ def test_rows_and_those_of_a_resume_arrive_in_one_run(no_servers: Path, package:
         assert run.info.status == "FINISHED" and run.data.params["optimizer.lr"] == "0.25"
         texts = client.list_artifacts(run.info.run_id, "summaries/1")
         assert len(texts) == 8
+
+
+def test_wandb_is_offline_where_it_can_not_be_online(no_servers: Path) -> None:
+    from t5_fsdp.training.trackers import weights_and_biases
+
+    settings = SimpleNamespace(
+        api_key=None, identity_token_file=None, base_url="http://127.0.0.1:9"
+    )
+    assert weights_and_biases._why_offline(settings) == "not logged in"
+    (no_servers.parent / ".netrc").write_text("machine 127.0.0.1 login user password key\n")
+    (no_servers.parent / ".netrc").chmod(0o600)
+    assert "can't be reached" in weights_and_biases._why_offline(settings)
+
+    class Refusing(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(404)
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        settings.base_url = f"http://127.0.0.1:{server.server_port}"
+        assert weights_and_biases._why_offline(settings) == ""
 
 
 def test_an_mlflow_store_that_does_not_know_the_run_gets_a_new_one(no_servers: Path) -> None:

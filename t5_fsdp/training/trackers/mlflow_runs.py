@@ -21,12 +21,12 @@ class MlflowRuns:
     name = "MLflow"
 
     def start(self, run: TrackedRun) -> str:
-        # Of every table of a new database it says a line.
-        for logger in ("mlflow", "alembic"):
-            logging.getLogger(logger).setLevel(logging.WARNING)
         import mlflow
         from mlflow.environment_variables import MLFLOW_EXPERIMENT_NAME
 
+        # How a new database is made is of no interest; MLflow sets its level when it is imported.
+        for logger in ("mlflow", "alembic"):
+            logging.getLogger(logger).setLevel(logging.WARNING)
         folder = (run.run_dir / "mlflow").resolve()
         is_local = not mlflow.tracking.is_tracking_uri_set()
         if is_local:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import netrc
 import secrets
+import urllib.error
+import urllib.request
 from typing import Any
 from urllib.parse import urlsplit
 
 from t5_fsdp.training.trackers.tracker import DEFAULT_PROJECT, Ending, TrackedRun
 
 _STEP = "trainer/step"
+_ANSWER_SECONDS = 10.0
 
 
 class WeightsAndBiases:
     """Logs to a W&B run.
 
-    WANDB_MODE decides between online and offline. Where it says nothing and nobody has logged in on
-    this machine the run is an offline one: asking for a key would stop it.
+    WANDB_MODE decides between online and offline. Where it says nothing the run is an offline one
+    unless this machine is logged in and the server answers: asking for a key would stop it, and W&B
+    gives up a run whose server it does not reach.
     """
 
     name = "Weights & Biases"
@@ -25,6 +29,7 @@ class WeightsAndBiases:
         import wandb
 
         settings = wandb.setup().settings
+        why_offline = "" if _mode_is_given() else _why_offline(settings)
         run_id = run.known_id("wandb") or secrets.token_hex(4)
         self._run: Any = wandb.init(
             project=run.project or settings.project or DEFAULT_PROJECT,
@@ -32,7 +37,7 @@ class WeightsAndBiases:
             id=run_id,
             resume="allow",
             dir=str(run.run_dir),
-            mode=None if _mode_is_given() or _has_credentials(settings) else "offline",
+            mode="offline" if why_offline else None,
             config=run.config,
             # Several runs of one process are several runs.
             reinit="create_new",
@@ -45,7 +50,8 @@ class WeightsAndBiases:
         self._run.define_metric("*", step_metric=_STEP)
         if self._run.offline:
             folder = run.run_dir / "wandb"
-            return f"offline; `wandb sync {folder}/offline-run-*` sends it to the server"
+            why = f" ({why_offline})" if why_offline else ""
+            return f"offline{why}; `wandb sync {folder}/offline-run-*` sends it to the server"
         return str(self._run.url or "")
 
     def log(self, step: int, figures: dict[str, float]) -> None:
@@ -66,6 +72,19 @@ def _mode_is_given() -> bool:
     import wandb
 
     return "mode" in wandb.setup().settings.model_fields_set
+
+
+def _why_offline(settings: Any) -> str:
+    """What keeps this machine from the server; empty when nothing does."""
+    if not _has_credentials(settings):
+        return "not logged in"
+    try:
+        urllib.request.urlopen(settings.base_url, timeout=_ANSWER_SECONDS).close()
+    except urllib.error.HTTPError:  # an answer
+        return ""
+    except (OSError, ValueError) as error:
+        return f"{settings.base_url} can't be reached: {error}"
+    return ""
 
 
 def _has_credentials(settings: Any) -> bool:

@@ -20,6 +20,7 @@ from t5_fsdp.cli.loading import LoadedModel, find_model, load_model
 from t5_fsdp.cli.options import Extra, Layers, parse_layers, resolve
 from t5_fsdp.cli.prepare_data import prepare_on_all_ranks
 from t5_fsdp.cli.process import Session, run
+from t5_fsdp.cli.report import refresh_report
 from t5_fsdp.config import Config, to_dict
 from t5_fsdp.data.sources import source_problems
 from t5_fsdp.errors import UserError
@@ -166,6 +167,8 @@ def _evaluate_checkpoint(layers: Layers, session: Session) -> None:
         _tell(evaluations[0], "model", baseline, folder, session)
         # The baseline's model may have been killed: only now nothing is to be made again.
         unfinished.delete()
+        if folder.parent.parent.name == "evaluation":  # of a run
+            refresh_report(folder.parents[2], console)
 
     world.on_rank_zero(finish)
 
@@ -181,6 +184,7 @@ def _tell(
     from t5_fsdp.evaluation.baselines import lead_baseline
     from t5_fsdp.evaluation.predictions import references_of
     from t5_fsdp.evaluation.rouge import score_pairs
+    from t5_fsdp.evaluation.scoring import add_lead_baseline
     from t5_fsdp.evaluation.tables import format_table
     from t5_fsdp.evaluation.workers import num_cores
 
@@ -191,6 +195,8 @@ def _tell(
         lead = lead_baseline([row["document"] for row in rows], [texts[0] for texts in references])
         scores = score_pairs(lead, references, evaluation.scores.settings, num_cores())
         systems.append(("lead baseline", scores.summary()))
+        if folder is not None:
+            add_lead_baseline(folder, scores)
     differences = ""
     if baseline is not None:
         theirs, differences = compare_with(baseline, evaluation, name, folder, console)

@@ -15,6 +15,7 @@ from t5_fsdp.cli.memory_check import refuse_what_cannot_fit, say_memory
 from t5_fsdp.cli.options import Extra, dump_yaml, parse_layers, resolve
 from t5_fsdp.cli.prepare_data import prepare_on_all_ranks, say_audit
 from t5_fsdp.cli.process import Session, run
+from t5_fsdp.cli.report import refresh_report
 from t5_fsdp.config import Config, to_dict, width_multiple
 from t5_fsdp.console import Console
 from t5_fsdp.data.sources import source_problems
@@ -143,6 +144,8 @@ def _run(config: Config, session: Session, world: World, check_memory: bool) -> 
         _train_from(start, config, session, world, prepared)
     if config.checkpoint.export_at_end:
         world.on_rank_zero(lambda: export_at_end(config, session.console, anew=not was_finished))
+    with session.interruption.deferred():  # the run has done its work
+        world.on_rank_zero(lambda: refresh_report(run_dir, session.console))
     for held in lock:
         held.release()
 
@@ -343,6 +346,7 @@ def _open_run_folder(
     def write_end(state: str, message: str) -> None:
         last = last_checkpoint()
         write_status(run_dir, state, start.state.step, str(last) if last else None, message)
+        refresh_report(run_dir, session.console)
 
     session.on_early_end = write_end
     session.last_checkpoint = last_checkpoint

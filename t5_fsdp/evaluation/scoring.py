@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,17 @@ class Evaluation:
         all_settings = {**self.summary["settings"], **settings}
         write_predictions(folder / "predictions.jsonl", self.rows)
         write_rouge(folder / "rouge.json", {**self.summary, "settings": all_settings})
+
+
+def add_lead_baseline(folder: Path, scores: Scores) -> None:
+    """Write the lead baseline's scores on the same examples into an evaluation's rouge.json.
+
+    Raises:
+        OSError: the file cannot be read or written.
+    """
+    path = folder / "rouge.json"
+    summary = json.loads(path.read_text(encoding="utf-8"))
+    write_rouge(path, {**summary, "lead_baseline": scores.summary()["scores"]})
 
 
 def evaluate_rows(

@@ -1,0 +1,11 @@
+"""Write one HTML page about a run, or about several; see --help."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from t5_fsdp.cli.report import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,273 @@
+"use strict";
+(() => {
+  const data = JSON.parse(document.getElementById("page-data").textContent);
+  document.documentElement.classList.add("script");
+  const SVG = "http://www.w3.org/2000/svg";
+
+  function make(name, className, text) {
+    const element = document.createElement(name);
+    if (className) element.className = className;
+    if (text !== undefined) element.textContent = text;
+    return element;
+  }
+
+  function number(value) {
+    if (value === null) return "–";
+    const size = Math.abs(value);
+    if (size >= 1000 && size < 1e15) {
+      return Math.round(value).toLocaleString("en-US");
+    }
+    if (size === 0 || (size >= 1e-3 && size < 1000)) return String(Number(value.toPrecision(4)));
+    return value.toExponential(2).replace(/\.?0+e/, "e").replace("e+", "e");
+  }
+
+  // ---------------------------------------------------------------- curves
+
+  // Index of the step nearest to `step` in an ascending list.
+  function nearest(steps, step) {
+    let low = 0;
+    let high = steps.length - 1;
+    while (high - low > 1) {
+      const middle = (low + high) >> 1;
+      if (steps[middle] < step) low = middle;
+      else high = middle;
+    }
+    return step - steps[low] <= steps[high] - step ? low : high;
+  }
+
+  function follow(figure) {
+    const chart = data.charts[Number(figure.dataset.chart)];
+    const svg = figure.querySelector("svg:not(.swatch)");
+    const cursor = figure.querySelector(".cursor");
+    const readout = figure.querySelector(".readout");
+    const [firstStep, lastStep, left, right] = chart.x;
+    const [low, high, bottom, top] = chart.y;
+    const all = [...new Set(chart.series.flatMap((line) => line.steps))].sort((a, b) => a - b);
+    let shown = null;
+
+    const placeOf = (step) => left + ((right - left) * (step - firstStep)) / (lastStep - firstStep);
+    const heightOf = (value) => {
+      const scale = chart.log ? Math.log : (x) => x;
+      const share = (scale(value) - scale(low)) / (scale(high) - scale(low));
+      return bottom - (bottom - top) * share;
+    };
+
+    function add(name, attributes) {
+      const element = document.createElementNS(SVG, name);
+      for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+      cursor.append(element);
+    }
+
+    function show(step) {
+      shown = step;
+      cursor.replaceChildren();
+      const x = placeOf(step);
+      add("line", { x1: x, x2: x, y1: top, y2: bottom });
+      const parts = [];
+      for (const line of chart.series) {
+        const index = nearest(line.steps, step);
+        const value = line.values[index];
+        // A curve with a value near by is read there, as validations are rarer than rows.
+        const away = Math.abs(line.steps[index] - step);
+        if (value === null || away > (lastStep - firstStep) / 20) continue;
+        add("circle", {
+          cx: placeOf(line.steps[index]), cy: heightOf(value), r: 3.2,
+          class: `dot s${line.color % 8}`,
+        });
+        const name = chart.series.length > 1 ? `${line.name} ` : "";
+        const where = line.steps[index] === step ? "" : ` (step ${number(line.steps[index])})`;
+        parts.push(name + number(value) + where);
+      }
+      readout.textContent = `step ${number(step)}: ${parts.join(" · ") || "no value"}`;
+    }
+
+    function hide() {
+      shown = null;
+      cursor.replaceChildren();
+      readout.textContent = "";
+    }
+
+    svg.addEventListener("pointermove", (event) => {
+      const box = svg.getBoundingClientRect();
+      const x = ((event.clientX - box.left) / box.width) * svg.viewBox.baseVal.width;
+      const step = firstStep + ((lastStep - firstStep) * (x - left)) / (right - left);
+      show(all[nearest(all, step)]);
+    });
+    svg.addEventListener("pointerleave", hide);
+    figure.addEventListener("blur", hide);
+    figure.addEventListener("keydown", (event) => {
+      const last = all.length - 1;
+      const at = shown === null ? last : nearest(all, shown);
+      const moved = {
+        ArrowLeft: Math.max(0, at - 1), ArrowRight: Math.min(last, at + 1), Home: 0, End: last,
+      }[event.key];
+      if (moved === undefined) {
+        if (event.key === "Escape") hide();
+        return;
+      }
+      event.preventDefault();
+      show(all[shown === null && event.key.startsWith("Arrow") ? at : moved]);
+    });
+  }
+
+  document.querySelectorAll("figure.panel").forEach(follow);
+
+  // ---------------------------------------------------------------- summaries
+
+  if (!data.evaluations.length) return;
+  const PAGE = 10;
+  const TEXTS = 4; // id, document, references, prediction; numbers follow
+  const get = (id) => document.getElementById(id);
+  const [choice, sort, order, query] = ["evaluation", "sort", "order", "query"].map(get);
+  const [examples, position, previous, next] =
+    ["examples", "position", "previous", "next"].map(get);
+  let evaluation = data.evaluations[0];
+  let searched = null; // lower-case texts of the evaluation's rows, made when first needed
+  let found = []; // numbers of rows, in the order shown
+  let page = 0;
+
+  const title = (field) => data.titles[field] || field.replaceAll("_", " ");
+  const isRouge = (field) => field in data.titles;
+  const shownNumber = (field, value) =>
+    value === null ? "–" : isRouge(field) ? (100 * value).toFixed(1) : number(value);
+
+  function option(value, text) {
+    const element = make("option", "", text);
+    element.value = value;
+    return element;
+  }
+
+  function fillOrder() {
+    const kept = order.value;
+    const field = evaluation.fields[Number(sort.value)];
+    const words = sort.value === ""
+      ? ["first to last", "last to first"]
+      : isRouge(field) ? ["worst first", "best first"] : ["lowest first", "highest first"];
+    order.replaceChildren(option("up", words[0]), option("down", words[1]));
+    order.value = kept || "up";
+  }
+
+  function choose() {
+    evaluation = data.evaluations[Number(choice.value)];
+    searched = null;
+    sort.replaceChildren(
+      ...evaluation.fields.map((field, index) => option(String(index), title(field))),
+      option("", "place in the split"),
+    );
+    const metric = evaluation.fields.indexOf(evaluation.metric);
+    sort.value = metric < 0 ? "" : String(metric);
+    fillOrder();
+    get("cut").textContent = evaluation.cut;
+    refresh();
+  }
+
+  function refresh() {
+    const rows = evaluation.rows;
+    const wanted = query.value.trim().toLowerCase();
+    if (wanted && searched === null) {
+      searched = rows.map((row) =>
+        [row[0], row[1] || "", ...row[2], row[3]].join("\n").toLowerCase());
+    }
+    found = [...rows.keys()].filter((index) => !wanted || searched[index].includes(wanted));
+    const sign = order.value === "down" ? -1 : 1;
+    if (sort.value === "") {
+      if (sign < 0) found.reverse();
+    } else {
+      const column = TEXTS + Number(sort.value);
+      found.sort((a, b) => {
+        const [left, right] = [rows[a][column], rows[b][column]];
+        if (left === null || right === null) return (left === null) - (right === null) || a - b;
+        return sign * (left - right) || a - b;
+      });
+    }
+    page = 0;
+    draw();
+  }
+
+  // The text with what was searched for marked.
+  function fillText(element, text) {
+    const wanted = query.value.trim().toLowerCase();
+    const lower = text.toLowerCase();
+    let from = 0;
+    // Lower case may have another length; then nothing is marked.
+    while (wanted && lower.length === text.length) {
+      const at = lower.indexOf(wanted, from);
+      if (at < 0) break;
+      element.append(text.slice(from, at), make("mark", "", text.slice(at, at + wanted.length)));
+      from = at + wanted.length;
+    }
+    element.append(text.slice(from));
+  }
+
+  function column(heading, texts) {
+    const element = make("div");
+    element.append(make("h3", "", heading));
+    for (const text of texts) {
+      const block = make("div", text.trim() ? "text" : "text empty");
+      block.dir = "auto";
+      if (text.trim()) fillText(block, text);
+      else block.textContent = "(empty)";
+      element.append(block);
+    }
+    return element;
+  }
+
+  function drawRow(index) {
+    const [id, documentText, references, prediction, ...numbers] = evaluation.rows[index];
+    const element = make("article", "example");
+    const header = make("header");
+    const name = make("b");
+    fillText(name, id);
+    header.append(name);
+    evaluation.fields.forEach((field, position) => {
+      const isSorted = String(position) === sort.value;
+      if (!isRouge(field) && !isSorted) return;
+      const text = `${title(field)} ${shownNumber(field, numbers[position])}`;
+      header.append(make("span", isSorted ? "sorted" : "", text));
+    });
+    const texts = make("div", documentText === null ? "texts two" : "texts");
+    if (documentText !== null) texts.append(column("Document", [documentText]));
+    texts.append(
+      column(references.length > 1 ? "References" : "Reference", references),
+      column("Summary", [prediction]),
+    );
+    element.append(header, texts);
+    // Long texts scroll by themselves, and the keyboard must reach them.
+    element.querySelectorAll(".text").forEach((block) => { block.tabIndex = -1; });
+    return element;
+  }
+
+  function draw() {
+    const first = page * PAGE;
+    const last = Math.min(found.length, first + PAGE);
+    examples.replaceChildren(...found.slice(first, last).map(drawRow));
+    examples.querySelectorAll(".text").forEach((block) => {
+      if (block.scrollHeight > block.clientHeight) block.tabIndex = 0;
+      else block.removeAttribute("tabindex");
+    });
+    const of = found.length.toLocaleString("en-US");
+    position.textContent = found.length
+      ? `${(first + 1).toLocaleString("en-US")} to ${last.toLocaleString("en-US")} of ${of}`
+      : "no example";
+    previous.disabled = page === 0;
+    next.disabled = last >= found.length;
+  }
+
+  function turn(by) {
+    page += by;
+    draw();
+    get("summaries").scrollIntoView();
+  }
+
+  let timer = 0;
+  choice.addEventListener("change", choose);
+  sort.addEventListener("change", () => { fillOrder(); refresh(); });
+  order.addEventListener("change", refresh);
+  query.addEventListener("input", () => {
+    clearTimeout(timer);
+    timer = setTimeout(refresh, 120);
+  });
+  previous.addEventListener("click", () => turn(-1));
+  next.addEventListener("click", () => turn(1));
+  choose();
+})();

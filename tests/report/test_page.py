@@ -302,6 +302,8 @@ def test_when_all_is_cut_the_worst_and_best_stay(make_run) -> None:
     scores = [row[4 + made["fields"].index("rougeLsum")] for row in made["rows"]]
     assert 4 <= len(scores) < 40
     assert min(scores) == 0.0 and max(scores) == 1.0
+    num_worst = sum(score < 0.5 for score in scores)
+    assert 0 <= num_worst - (len(scores) - num_worst) <= 1
     assert not [score for score in scores if 0.3 < score < 0.7]
     assert "of 101 examples: the worst and the best by ROUGE-Lsum" in made["cut"]
 

@@ -212,6 +212,23 @@
     return element;
   }
 
+  // Of the same example by the other runs: [heading, text].
+  function summariesOfOthers(id, references) {
+    const found = [];
+    for (const other of data.evaluations) {
+      if (other.run === evaluation.run || other.split !== evaluation.split) continue;
+      if (!other.byId) other.byId = new Map(other.rows.map((row) => [row[0], row]));
+      const row = other.byId.get(id);
+      // An id may be of other data.
+      if (!row || JSON.stringify(row[2]) !== JSON.stringify(references)) continue;
+      const field = evaluation.fields[Number(sort.value)];
+      const column = sort.value === "" ? -1 : other.fields.indexOf(field);
+      const score = column < 0 ? "" : `, ${title(field)} ${shownNumber(field, row[TEXTS + column])}`;
+      found.push([`Summary of ${other.run}${score}`, row[3]]);
+    }
+    return found;
+  }
+
   function drawRow(index) {
     const [id, documentText, references, prediction, ...numbers] = evaluation.rows[index];
     const element = make("article", "example");
@@ -227,10 +244,11 @@
     });
     const texts = make("div", documentText === null ? "texts two" : "texts");
     if (documentText !== null) texts.append(column("Document", [documentText]));
-    texts.append(
-      column(references.length > 1 ? "References" : "Reference", references),
-      column("Summary", [prediction]),
-    );
+    const others = summariesOfOthers(id, references);
+    const own = others.length ? `Summary of ${evaluation.run}` : "Summary";
+    const summaries = column(own, [prediction]);
+    for (const [heading, text] of others) summaries.append(...column(heading, [text]).children);
+    texts.append(column(references.length > 1 ? "References" : "Reference", references), summaries);
     element.append(header, texts);
     // Long texts scroll by themselves, and the keyboard must reach them.
     element.querySelectorAll(".text").forEach((block) => { block.tabIndex = -1; });

@@ -187,6 +187,25 @@ def contrast(one: list[float], other: list[float]) -> float:
 
 
 @pytest.mark.long
+def test_runs_are_compared_example_by_example(browser: Any, make_run) -> None:
+    folders = [make_run(name, evaluated=False) for name in ("a", "b")]
+    rows = [prediction(n, prediction=f"first {n}") for n in range(2)]
+    write_evaluation(folders[0], "test", 500, rows)
+    others = [
+        prediction(0, prediction="second", rougeLsum=0.25),
+        prediction(1, reference="another example's"),
+    ]
+    write_evaluation(folders[1], "test", 500, others)
+    open_page(browser, *folders)
+    columns = "[...document.querySelectorAll('.texts > div:last-child')].map(d => d.innerText)"
+    found = [text.split("\n") for text in run_script(browser, columns)]
+    assert [[line for line in lines if line] for lines in found] == [
+        ["Summary of a", "first 0", "Summary of b, ROUGE-Lsum 25.0", "second"],
+        ["Summary", "first 1"],
+    ]
+
+
+@pytest.mark.long
 def test_on_paper_there_are_no_controls(browser: Any, make_run) -> None:
     feature = {"name": "prefers-color-scheme", "value": "dark"}
     media = {"media": "print", "features": [feature]}

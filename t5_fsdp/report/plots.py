@@ -139,7 +139,7 @@ def draw(panel: Panel) -> tuple[Markup, dict[str, Any]]:
     for line, points in lines:
         drawn.append(_curve(points, line.color, x, y, faint=panel.smooths(line)))
         if panel.smooths(line):
-            smooth = [(step, panel.scale * (value or 0.0)) for step, value in means(line.points)]
+            smooth: Curve = [(s, panel.scale * (value or 0.0)) for s, value in means(line.points)]
             drawn.append(_curve(smooth, line.color, x, y))
     drawn.append(tag("g", class_="cursor", aria_hidden="true"))
     svg = tag(

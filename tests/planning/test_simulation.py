@@ -86,7 +86,7 @@ def run_task(task: Any) -> Any:
 def measure(
     parallel: ParallelConfig, optimizer_options: OptimizerConfig, described: Any, micro_batches: int
 ) -> dict[str, int]:
-    """On a rank of the pool: bytes of a real second step, by its tensors and torch's allocator."""
+    """On a rank of the pool: bytes of real steps, by their tensors and torch's allocator."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -102,15 +102,16 @@ def measure(
             torch.nn.init.constant_(local(parameter), 0.01)
         optimizer = make_optimizer(model, optimizer_options)
 
-        run_passes(engine, micro_batches)
-        optimizer.step()
-        optimizer.zero_grad()
         saved = _Saved(model)
-        with (
-            profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled,
-            torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor),
-        ):
+        with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor):
             run_passes(engine, micro_batches)
+        optimizer.step()
+        runs = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+                run_passes(engine, micro_batches)
+            runs.append(allocated(profiled))
         states = list(optimizer.state.values())
         found = {
             "parameters": num_bytes(model.parameters()),
@@ -119,8 +120,9 @@ def measure(
                 value for state in states for name, value in state.items() if name != "step"
             ),
             "saved": sum(saved.found.values()),
-            **allocated(profiled),
-        }  # fmt: skip
+            # gloo's threads now and then hold a buffer a moment longer than they need it.
+            **{name: min(run[name] for run in runs) for name in runs[0]},
+        }
         del engine, model, optimizer, trained, parameter, states, saved
     return found
 
@@ -193,6 +195,8 @@ def check_against_real(pools: Any, parallel: ParallelConfig, **settings: Any) ->
     if parallel.sharding is None and parallel.param_dtype == "fp32" and parallel.engine == "fsdp2":
         assert parts.activations == pytest.approx(real["kept"] - gathered_at_the_loss(), rel=0.05)
     lasting = parts.parameters + parts.optimizer_state  # were there when the real step began
+    if parallel.engine == "ddp":
+        lasting += parts.gradients  # its buckets too
     assert parts.peak - lasting == pytest.approx(real["most"], rel=0.05)
 
 

@@ -195,7 +195,18 @@ ENGINES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("parallel", ENGINES, ids=["-".join(map(str, e.values())) for e in ENGINES])
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        pytest.param(
+            options,
+            id="-".join(map(str, options.values())),
+            # FSDP2 shows what small units do.
+            marks=[pytest.mark.exhaustive] if options is ENGINES[-1] else [],
+        )
+        for options in ENGINES
+    ],
+)
 def test_a_model_that_is_no_t5_equals_plain_pytorch(
     pools: Any, name: str, parallel: dict[str, Any]
 ) -> None:

@@ -253,26 +253,28 @@ MODES: list[tuple[int, dict[str, Any]]] = [
 ]
 
 
+def _marks(number: int, options: dict[str, Any], ranks: int, combination: int) -> list[Any]:
+    # `make test` alternates: each mode comes once, with recomputation and an own head or without.
+    if number % 2 != combination:
+        return [pytest.mark.exhaustive]
+    # Many small units take their time; two ranks show what there is to see.
+    return [pytest.mark.long] if "wrap" in options and ranks != 2 else []
+
+
 @pytest.mark.parametrize(
-    ("checkpointing", "own_head"),
-    [
-        ("none", False),
-        ("full", True),
-        pytest.param("none", True, marks=pytest.mark.exhaustive),
-        pytest.param("full", False, marks=pytest.mark.exhaustive),
-    ],
-)
-@pytest.mark.parametrize(
-    ("world_size", "parallel"),
+    ("world_size", "parallel", "checkpointing", "own_head"),
     [
         pytest.param(
             ranks,
             options,
-            id="-".join(map(str, (ranks, *options.values()))),
-            # Many small units take their time; two ranks show what there is to see.
-            marks=[pytest.mark.long] if "wrap" in options and ranks != 2 else [],
+            *combination,
+            id="-".join(map(str, (ranks, *options.values(), *combination))),
+            marks=_marks(number, options, ranks, index),
         )
-        for ranks, options in MODES
+        for number, (ranks, options) in enumerate(MODES)
+        for index, combination in enumerate(
+            [("none", False), ("full", True), ("none", True), ("full", False)]
+        )
     ],
 )
 def test_an_engine_equals_plain_pytorch(

@@ -12,47 +12,14 @@ import contextlib
 import gc
 import importlib
 import io
-import multiprocessing
-import os
-import socket
-import traceback
 from collections.abc import Iterator
 from typing import Any
 
+from t5_fsdp.benchmark.ranks import RankFailed, Ranks
+
 COLLECTIVE_TIMEOUT_SECONDS = 20.0
 CALL_TIMEOUT_SECONDS = 240.0  # compiling takes its time on busy cores
-
-
-def _serve(rank: int, world_size: int, connection: Any) -> None:
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # gloo on the CPU, also beside GPUs
-
-    import torch
-    import torch.distributed as dist
-    import transformers  # noqa: F401
-
-    torch.set_num_threads(1)
-    for command in ("train", "eval_rouge", "summarize", "export_hf"):
-        importlib.import_module(f"t5_fsdp.cli.{command}")
-    while (message := connection.recv()) is not None:
-        function, args, port = message
-        os.environ.update(
-            RANK=str(rank),
-            LOCAL_RANK=str(rank),
-            WORLD_SIZE=str(world_size),
-            LOCAL_WORLD_SIZE=str(world_size),
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=str(port),
-        )
-        try:
-            connection.send((True, function(*args)))
-        except BaseException:
-            connection.send((False, traceback.format_exc()))
-        if dist.is_initialized():  # a command that failed leaves its group up
-            dist.destroy_process_group()
-        if gc.get_freeze_count() == 0:
-            # Each command collects garbage at its end: a second less without what is imported.
-            gc.collect()
-            gc.freeze()
+COMMANDS = ("train", "eval_rouge", "summarize", "export_hf")
 
 
 @contextlib.contextmanager
@@ -75,41 +42,34 @@ def run_command(name: str, argv: list[str]) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def _run(function: Any, *args: Any) -> Any:
+    try:
+        return function(*args)
+    finally:
+        if gc.get_freeze_count() == 0:
+            # Each command collects garbage at its end: a second less without what is imported.
+            gc.collect()
+            gc.freeze()
 
 
 class Pool:
-    """`world_size` worker processes."""
+    """`world_size` worker processes, on the CPU also beside GPUs, with one thread each."""
 
     def __init__(self, world_size: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._connections: list[Any] = []
-        self._processes: list[Any] = []
-        for rank in range(world_size):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, world_size, theirs), daemon=True)
-            process.start()
-            self._connections.append(ours)
-            self._processes.append(process)
+        self._ranks = Ranks(
+            world_size,
+            environment={"CUDA_VISIBLE_DEVICES": ""},
+            threads=1,
+            preload=("torch", "transformers", *(f"t5_fsdp.cli.{name}" for name in COMMANDS)),
+            grace_seconds=2 * COLLECTIVE_TIMEOUT_SECONDS,
+        )
 
     def run(self, function: Any, *args: Any) -> list[Any]:
         """Call `function(*args)` on every rank."""
-        port = _free_port()
-        for connection in self._connections:
-            connection.send((function, args, port))
-        results = []
-        for rank, connection in enumerate(self._connections):
-            if not connection.poll(CALL_TIMEOUT_SECONDS):
-                self.close(force=True)
-                raise TimeoutError(f"rank {rank} did not answer {function.__name__}")
-            results.append(connection.recv())
-        failures = [text for good, text in results if not good]
-        if failures:
-            raise AssertionError("\n".join(failures))
-        return [value for _, value in results]
+        try:
+            return self._ranks.run(CALL_TIMEOUT_SECONDS, _run, function, *args)
+        except RankFailed as failure:
+            raise AssertionError(f"{function.__name__}: {failure}") from None
 
     def command(self, name: str, argv: list[str]) -> tuple[int, str, str]:
         """A command on every rank; their exit code, the same on all, and their output joined."""
@@ -117,12 +77,6 @@ class Pool:
         assert len({code for code, _, _ in results}) == 1, results
         return results[0][0], "".join(r[1] for r in results), "".join(r[2] for r in results)
 
-    def close(self, force: bool = False) -> None:
+    def close(self) -> None:
         """End the workers."""
-        for connection, process in zip(self._connections, self._processes, strict=True):
-            if not force and process.is_alive():
-                connection.send(None)
-        for process in self._processes:
-            process.join(0 if force else 20)
-            if process.is_alive():
-                process.kill()
+        self._ranks.close()

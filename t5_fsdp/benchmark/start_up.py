@@ -1,0 +1,137 @@
+"""From the command to the first optimizer step, beside a script that does nothing but import."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from t5_fsdp.benchmark.rounds import Figures
+
+ROOT = Path(__file__).parents[2]
+_CONFIG = ROOT / "configs/demo.yaml"
+_POLL_SECONDS = 0.01
+_MOST_SECONDS = 300.0
+# What no training with torch and transformers can do without.
+_EMPTY_SCRIPT = """
+import sys
+import torch
+import torch.distributed as dist
+from transformers import T5ForConditionalGeneration
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+if dist.get_rank() == 0:
+    open(sys.argv[1], "w").close()
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+class StartUp:
+    """Commands of a demo run with prepared data in `folder`.
+
+    Args:
+        folder: gets data and runs.
+        world_size: processes of torchrun.
+    """
+
+    def __init__(self, folder: Path, world_size: int) -> None:
+        self._folder, self._world_size = folder, world_size
+        self._runs = 0
+        self._empty = folder / "empty.py"
+        self._empty.write_text(_EMPTY_SCRIPT, encoding="utf-8")
+        subprocess.run(
+            [sys.executable, str(ROOT / "scripts/prepare_data.py"), *self._options("prepared")],
+            env=self._environment(),
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+
+    def _options(self, name: str) -> list[str]:
+        return [
+            "--config", str(_CONFIG), "--run_dir", str(self._folder / name),
+            "--data.cache_dir", str(self._folder / "cache"),
+        ]  # fmt: skip
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+
+    def first_step(self) -> Figures:
+        """Seconds until the first row of metrics.jsonl, which follows the first step."""
+        self._runs += 1
+        name = f"run-{self._runs}"
+        metrics = self._folder / name / "metrics.jsonl"
+
+        def has_row() -> bool:
+            return metrics.exists() and '"train"' in metrics.read_text(encoding="utf-8")
+
+        return self._until(
+            [str(ROOT / "scripts/train.py"), *self._options(name), "--logging.every_steps", "1"],
+            has_row,
+        )
+
+    def empty_script(self) -> Figures:
+        """Seconds until both ranks of the script have met."""
+        self._runs += 1
+        done = self._folder / f"done-{self._runs}"
+        return self._until([str(self._empty), str(done)], done.exists)
+
+    def help(self) -> Figures:
+        """Seconds of `train.py --help`."""
+        began = time.perf_counter()
+        subprocess.run(
+            [sys.executable, str(ROOT / "scripts/train.py"), "--help"],
+            env=self._environment(),
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        return {"seconds": time.perf_counter() - began}
+
+    def _until(self, script: list[str], is_there: Callable[[], bool]) -> Figures:
+        """Seconds until `is_there`, after which the processes are stopped.
+
+        Raises:
+            RuntimeError: they ended before, or it took too long; with what they said.
+        """
+        launch = ["-m", "torch.distributed.run", "--standalone",
+                  "--nproc_per_node", str(self._world_size)]  # fmt: skip
+        with tempfile.TemporaryFile() as output:
+            began = time.perf_counter()
+            process = subprocess.Popen(
+                [sys.executable, *launch, *script],
+                env=self._environment(),
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+            try:
+                while not is_there():
+                    seconds = time.perf_counter() - began
+                    if process.poll() is not None or seconds > _MOST_SECONDS:
+                        output.seek(0)
+                        said = output.read().decode("utf-8", "replace")[-2000:]
+                        raise RuntimeError(f"{script[0]} did not get so far:\n{said}")
+                    time.sleep(_POLL_SECONDS)
+                return {"seconds": time.perf_counter() - began}
+            finally:
+                self._stop(process)
+
+    def _stop(self, process: subprocess.Popen) -> None:
+        """torchrun passes SIGTERM on to its workers and waits for them."""
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()

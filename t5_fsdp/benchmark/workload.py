@@ -1,0 +1,237 @@
+"""What all contestants of a comparison are given: model, token ids, batch size, precision."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from t5_fsdp.data.tokenized import TokenizedSplit, flatten
+from t5_fsdp.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+    from t5_fsdp.data.batching import SpecialIds
+    from t5_fsdp.model.build import ModelSpec
+
+PAD, END = 0, 1  # T5's
+PREFIX = "summarize: "
+_FIRST_WORD = 3  # behind pad, end and unknown
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Sources and targets as token ids, end marks included; travels to the ranks by pickle.
+
+    Attributes:
+        sources, targets: (values int32 [tokens], offsets int32 [examples + 1]).
+    """
+
+    sources: tuple[np.ndarray, np.ndarray]
+    targets: tuple[np.ndarray, np.ndarray]
+
+    def __len__(self) -> int:
+        return len(self.sources[1]) - 1
+
+    def split(self) -> TokenizedSplit:
+        """As training reads them."""
+        return TokenizedSplit.from_ids(
+            [ids.tolist() for ids in _rows(self.sources)],
+            [ids.tolist() for ids in _rows(self.targets)],
+        )
+
+    def rows(self) -> list[dict[str, list[int]]]:
+        """As transformers' collators read them."""
+        pairs = zip(_rows(self.sources), _rows(self.targets), strict=True)
+        return [
+            {"input_ids": source.tolist(), "labels": target.tolist()} for source, target in pairs
+        ]
+
+
+def _rows(part: tuple[np.ndarray, np.ndarray]) -> list[np.ndarray]:
+    values, offsets = part
+    return np.split(values, offsets[1:-1])
+
+
+@dataclass(frozen=True)
+class Workload:
+    """See the module.
+
+    Attributes:
+        model: values of a T5's configuration; vocab_size among them.
+        examples: what is trained on.
+        global_batch_size: examples in an optimizer step, over all ranks.
+        micro_batch_tokens: most padded tokens on one device at a time; `ours` and `bare`.
+        max_source_tokens, max_target_tokens: to which the tutorial pads everything.
+        param_dtype: bf16 or fp32, of the computation; weights are float32.
+        activation_checkpointing: none, selective or full.
+        device: cpu or cuda.
+        seed: of weights, order and dropout.
+        log_every: steps between the rows that `ours` writes.
+        parallel, attention: further options of `ours`.
+    """
+
+    model: dict[str, Any]
+    examples: Examples
+    global_batch_size: int
+    micro_batch_tokens: int
+    max_source_tokens: int
+    max_target_tokens: int
+    param_dtype: str = "bf16"
+    activation_checkpointing: str = "none"
+    device: str = "cpu"
+    seed: int = 1
+    log_every: int = 10
+    learning_rate: float = 1e-4
+    parallel: dict[str, Any] = field(default_factory=dict)
+    attention: str = "sdpa"
+
+    def spec(self) -> ModelSpec:
+        """The model, with its head tied unless the configuration says otherwise."""
+        from transformers import AutoConfig
+
+        from t5_fsdp.model.build import ModelSpec
+
+        special = {"pad_token_id": PAD, "eos_token_id": END, "decoder_start_token_id": PAD}
+        config = AutoConfig.for_model("t5", **special, **self.model)
+        return ModelSpec(config, own_head=self.model.get("tie_word_embeddings") is False)
+
+    @property
+    def width_multiple(self) -> int:
+        """As `config.width_multiple` chooses it."""
+        return 32 if self.parallel.get("compile") else 1
+
+    def special(self) -> SpecialIds:
+        """Ids for collation."""
+        from t5_fsdp.data.batching import SpecialIds
+
+        return SpecialIds(pad=PAD, decoder_start=PAD)
+
+    def plain_model(self, device: torch.device) -> Any:
+        """transformers' own model with `sdpa`, with the weights that `ours` begins with.
+
+        It learns in float32 and recomputes what the workload says.
+        """
+        from t5_fsdp.model.build import build_with_weights
+
+        model: Any = build_with_weights(self.spec(), self.weights(device), "sdpa_per_layer")
+        model.to(device)
+        if self.activation_checkpointing != "none":
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        return model.train()
+
+    def weights(self, device: torch.device) -> dict[str, torch.Tensor]:
+        """Random weights; on a GPU they are drawn there, which is a hundred times faster."""
+        from t5_fsdp.model.build import build_on_meta, draw_weights, unique_state_dict
+
+        if device.type == "cpu":
+            return draw_weights(self.spec(), self.seed)
+        import torch
+
+        generator = torch.Generator(device).manual_seed(self.seed)
+        made = {}
+        for name, weight in unique_state_dict(build_on_meta(self.spec())).items():
+            tensor = torch.empty_like(weight, device=device)
+            made[name] = random_weight(name, tensor, generator)
+        return made
+
+
+def random_weight(name: str, tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Fill a weight of a T5 with values of about the size that transformers draws."""
+    if tensor.ndim == 1:
+        return tensor.fill_(1.0)
+    if "shared" in name or "relative_attention_bias" in name:
+        return tensor.normal_(generator=generator)
+    return tensor.normal_(std=0.5 * tensor.shape[1] ** -0.5, generator=generator)
+
+
+def random_examples(
+    count: int,
+    vocab: int,
+    *,
+    source_tokens: int,
+    target_tokens: int,
+    max_source_tokens: int,
+    max_target_tokens: int,
+    seed: int,
+    fixed: bool = False,
+) -> Examples:
+    """Random ids; lengths log-normal round their mean, as those of texts, or all the same.
+
+    Args:
+        source_tokens, target_tokens: mean lengths; with `fixed` all of them.
+        max_source_tokens, max_target_tokens: longer ones are cut.
+    """
+    rng = np.random.default_rng(seed)
+    parts = []
+    for mean, longest in ((source_tokens, max_source_tokens), (target_tokens, max_target_tokens)):
+        lengths = np.full(count, mean)
+        if not fixed:
+            spread = 0.6
+            lengths = rng.lognormal(math.log(mean) - spread**2 / 2, spread, count).astype(int)
+        lengths = np.clip(lengths, 2, longest)
+        offsets = np.zeros(count + 1, np.int32)
+        np.cumsum(lengths, out=offsets[1:])
+        values = rng.integers(_FIRST_WORD, vocab, offsets[-1], dtype=np.int32)
+        values[offsets[1:] - 1] = END
+        parts.append((values, offsets))
+    return Examples(parts[0], parts[1])
+
+
+def read_examples(
+    texts: Path, tokenizer: str, max_source_tokens: int, max_target_tokens: int
+) -> Examples:
+    """The pairs of a jsonl file with `document` and `summary`, tokenized with T5's prefix.
+
+    Raises:
+        UserError: the file can't be read, or a line has not the two texts.
+    """
+    from t5_fsdp.data.tokenization import Encoder, load_tokenizer, with_prefix
+
+    encoder = Encoder(load_tokenizer(tokenizer))
+    rows = read_pairs(texts)
+    sources = encoder.encode([with_prefix(row["document"], PREFIX) for row in rows])
+    targets = encoder.encode([row["summary"] for row in rows])
+    return Examples(
+        flatten([encoder.cut(ids, max_source_tokens) for ids in sources]),
+        flatten([encoder.cut(ids, max_target_tokens) for ids in targets]),
+    )
+
+
+def read_pairs(
+    path: Path, option: str = "--texts", limit: int | None = None
+) -> list[dict[str, str]]:
+    """Rows with `document` and `summary`.
+
+    Raises:
+        UserError: the file can't be read, or a line has not the two texts.
+    """
+    rows: list[dict[str, str]] = []
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                if limit is not None and number > limit:
+                    break
+                row = json.loads(line)
+                rows.append({name: str(row[name]) for name in ("document", "summary")})
+    except OSError as error:
+        raise UserError(f"{option} {path} can't be read ({error.strerror})") from None
+    except (ValueError, KeyError, TypeError):
+        raise UserError(
+            f"{option} {path}, line {len(rows) + 1}: each line must be a JSON object with "
+            "'document' and 'summary'"
+        ) from None
+    if not rows:
+        raise UserError(f"{option} {path} is empty")
+    return rows
+
+
+def mean_lengths(examples: Examples) -> tuple[float, float]:
+    """Tokens of a source and of a target in the mean."""
+    source, target = (len(part[0]) / len(examples) for part in (examples.sources, examples.targets))
+    return source, target

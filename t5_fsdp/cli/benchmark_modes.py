@@ -1,0 +1,256 @@
+"""What `benchmark` measures beside training: generation, data, checkpoints, start-up, one GPU."""
+
+from __future__ import annotations
+
+import functools
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from t5_fsdp.console import Console
+
+if TYPE_CHECKING:
+    from t5_fsdp.benchmark.ranks import Ranks, Turns
+    from t5_fsdp.benchmark.rounds import Figures
+    from t5_fsdp.benchmark.workload import Workload
+
+_TURN_SECONDS = 3600.0
+_GPU_SUITE_SECONDS = 440.0
+
+
+def generate(options: Any, console: Console) -> None:
+    """Summaries and their ROUGE, by this program's evaluation and by Seq2SeqTrainer.predict."""
+    from t5_fsdp.benchmark.comparison import start_ranks
+    from t5_fsdp.benchmark.generation import (
+        GenerationWork,
+        ours,
+        seq2seq_trainer,
+        write_random_model,
+    )
+    from t5_fsdp.benchmark.ranks import Turns
+    from t5_fsdp.benchmark.workload import read_pairs
+
+    rows = read_pairs(options.texts, "--texts", options.examples)
+    with tempfile.TemporaryDirectory() as scratch:
+        checkpoint = options.checkpoint
+        if checkpoint is None:
+            checkpoint = scratch
+            write_random_model(Path(scratch), options.model, options.tokenizer, options.seed)
+        work = GenerationWork(
+            checkpoint=str(checkpoint),
+            rows=rows,
+            num_beams=options.num_beams,
+            max_new_tokens=options.max_new_tokens,
+            max_source_tokens=options.max_source_tokens,
+            max_target_tokens=options.max_target_tokens,
+            device=options.device,
+            param_dtype=options.param_dtype,
+            seed=options.seed,
+        )
+        functions: dict[str, Callable[..., None]] = {
+            "this program": ours,
+            "Seq2SeqTrainer.predict": seq2seq_trainer,
+        }
+        started: list[Ranks] = []
+        turns: dict[str, Turns] = {}
+        try:
+            for title, function in functions.items():
+                started.append(start_ranks(options.device, options.world_size, options.threads))
+                turns[title] = Turns(started[-1], _TURN_SECONDS, function, work, options.rounds)
+            _compare(turns, options, "summaries_per_second", console)
+        finally:
+            for ranks in started:
+                ranks.close(force=True)
+
+
+def checkpoint(options: Any, workload: Workload, console: Console) -> None:
+    """Blocked and total seconds of a checkpoint, beside training and waiting for the files."""
+    from t5_fsdp.benchmark.comparison import start_ranks
+    from t5_fsdp.benchmark.ranks import Turns
+    from t5_fsdp.benchmark.saving import save
+
+    started: list[Ranks] = []
+    turns: dict[str, Turns] = {}
+    with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
+        try:
+            for title, background in (("async_save: true", True), ("async_save: false", False)):
+                started.append(start_ranks(workload.device, options.world_size, options.threads))
+                turns[title] = Turns(
+                    started[-1], _TURN_SECONDS, save, workload, options.rounds, background, scratch
+                )
+            _compare(turns, options, "blocked_seconds", console)
+        finally:
+            for ranks in started:
+                ranks.close(force=True)
+
+
+def _compare(turns: Mapping[str, Turns], options: Any, reference: str, console: Console) -> None:
+    """Each gets its turn in every round; what rank 0 says counts."""
+
+    def take(mine: Turns) -> Figures:
+        return mine.take()[0]
+
+    _measure(
+        {title: functools.partial(take, mine) for title, mine in turns.items()},
+        options,
+        reference,
+        console,
+    )
+
+
+def start_up(options: Any, console: Console) -> None:
+    """From the command to the first step, beside an empty script; and `--help`."""
+    from t5_fsdp.benchmark.start_up import StartUp
+
+    with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
+        made = StartUp(Path(scratch), options.world_size)
+        _measure(
+            {
+                "to the first optimizer step": made.first_step,
+                "empty script, torch and T5 imported": made.empty_script,
+                "train.py --help": made.help,
+            },
+            options,
+            "seconds",
+            console,
+            base=1,
+        )
+
+
+def data(options: Any, console: Console) -> None:
+    """Rows a second of a made-up WikiHow, and padding of the batches made of it."""
+    from t5_fsdp.benchmark.data_preparation import (
+        map_by_datasets,
+        padding_of_prepared,
+        prepare,
+        write_csv,
+    )
+
+    with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
+        folder = Path(scratch)
+        write_csv(folder / "wikihowAll.csv", options.examples)
+        arguments = folder, options.tokenizer, options.examples
+        padding: dict[str, float] = {}
+
+        def ours() -> Figures:
+            figures = prepare(*arguments)
+            padding.update(padding or padding_of_prepared(folder))
+            return figures
+
+        contestants: dict[str, Callable[[], Figures]] = {
+            "this program: prepare_data": ours,
+            "datasets: csv and map": lambda: map_by_datasets(*arguments),
+        }
+        _measure(contestants, options, "rows_per_second", console, extra={"padding": padding})
+        for title, share in padding.items():
+            console.say(f"padding, {title}: {share:.1%}")
+
+
+def _measure(
+    contestants: Mapping[str, Callable[[], Figures]],
+    options: Any,
+    reference: str,
+    console: Console,
+    *,
+    base: int = 0,
+    extra: dict[str, Any] | None = None,
+) -> None:
+    """Measure in turn, print a table and write the files.
+
+    Args:
+        reference: the figure of which ratios are taken.
+        base: the contestant that they are taken to.
+    """
+    from t5_fsdp.benchmark.rounds import measure_in_turn, medians, ratio
+    from t5_fsdp.benchmark.tables import text_table, write_results
+
+    found = measure_in_turn(contestants, options.rounds, console)
+    other = found[list(found)[base]]
+    names = list(next(iter(found.values()))[0])
+    header = ["", *(_short(name) for name in names), f"x {_short(reference)}"]
+    rows, results = [], {}
+    for title, rounds in found.items():
+        middle, times = medians(rounds), ratio(rounds, other, reference)
+        rows.append([title, *(_cell(n, middle[n]) for n in names), f"{times:.2f}"])
+        results[title] = {"medians": middle, f"ratio_of_{reference}": times, "rounds": rounds}
+    console.say("\n" + text_table(header, rows))
+    write_results(
+        {"mode": options.mode, "contestants": results, **(extra or {})},
+        f"benchmark --mode {options.mode}, medians of {options.rounds}",
+        header,
+        rows,
+        options.json,
+        options.markdown,
+    )
+
+
+_SHORT = {
+    "summaries_per_second": "per s",
+    "generating_seconds": "generating",
+    "rows_per_second": "rows/s",
+    "peak_memory_bytes": "memory",
+    "blocked_seconds": "blocked",
+    "total_seconds": "total",
+}
+
+
+def _short(name: str) -> str:
+    return _SHORT.get(name, name)
+
+
+def _cell(name: str, value: float) -> str:
+    if name.endswith("bytes"):
+        return f"{value / 2**30:.2f} GiB"
+    if name.startswith("rouge"):
+        return f"{100 * value:.2f}"
+    return f"{value:,.2f}" + (" s" if name.endswith("seconds") else "")
+
+
+def gpu_suite(options: Any, console: Console) -> None:
+    """One table about one GPU."""
+    from t5_fsdp.benchmark import gpu_suite as suite
+    from t5_fsdp.benchmark.tables import number, text_table, write_results
+    from t5_fsdp.benchmark.world import device_name
+    from t5_fsdp.model.devices import peak_flops
+
+    name = device_name(options.device)
+    peak = peak_flops(name, "bf16")
+    console.say(f"{name}; every row trains for some steps on random weights and token ids")
+    measured = suite.measure(
+        options.device,
+        tiny=options.tiny,
+        only=options.only,
+        total_seconds=options.limit_seconds or _GPU_SUITE_SECONDS,
+        console=console,
+    )
+    header = ["", "ms/step", "tokens/s", "MFU", "peak GiB", "planned"]
+    rows: list[Sequence[str]] = []
+    for item in measured:
+        segment = item.segment
+        planned = number(None if item.planned_bytes is None else item.planned_bytes / 2**30, ".1f")
+        if segment is None:
+            rows.append([item.row.title, "", item.note[:24], "", "", planned])
+            continue
+        rows.append(
+            [
+                item.row.title,
+                f"{1000 * segment.seconds / segment.steps:,.0f}",
+                f"{segment.tokens_per_second:,.0f}",
+                number(item.mfu(peak), ".1%"),
+                f"{segment.peak_memory_bytes / 2**30:.1f}",
+                planned,
+            ]
+        )
+    console.say("\n" + text_table(header, rows))
+    write_results(
+        {"suite": "gpu", "device": name, "rows": [item.to_json(peak) for item in measured]},
+        f"benchmark --suite gpu on {name}",
+        header,
+        rows,
+        options.json,
+        options.markdown,
+    )
+    if all(item.segment is None for item in measured):
+        raise RuntimeError("no row could be measured: " + json.dumps(measured[0].note))

@@ -29,18 +29,31 @@ def largest_micro_batch_tokens(run: PlannedRun, limit: int) -> int | None:
         At most what a rank's share of a step comes to: a larger one changes nothing. None when not
         even one example fits.
     """
-    low, high = sum(run.longest), run.examples_a_rank * sum(run.longest)
 
     def fits(tokens: int) -> bool:
         train = replace(run.train, micro_batch_tokens=tokens)
         return estimate_memory(replace(run, train=train)).peak <= limit
 
-    if not fits(low):
-        return None
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
+    for low, high in _alike(run):
+        if not fits(low):
+            continue
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle - 1)
+        return low
+    return None
+
+
+def _alike(run: PlannedRun) -> list[tuple[int, int]]:
+    """First and last `micro_batch_tokens` of steps of one, of two and of more micro-batches.
+
+    Within each a larger micro-batch needs more memory; from one to the next less may do, as whole
+    gradients need not be kept between micro-batches where there is only one.
+    """
+    longest, examples = sum(run.longest), run.examples_a_rank
+    firsts = sorted({examples, -(-examples // 2), 1}, reverse=True)
+    lasts = [examples * longest, *(first * longest - 1 for first in firsts)]
+    return [(first * longest, last) for first, last in zip(firsts, lasts, strict=False)]
 
 
 @dataclass(frozen=True)
@@ -91,7 +104,7 @@ def _joint_changes(run: PlannedRun, limit: int) -> list[Change]:
 
 def _single_changes(run: PlannedRun, limit: int) -> Iterator[Change]:
     tokens = largest_micro_batch_tokens(run, limit)
-    if tokens is not None and tokens < run.train.micro_batch_tokens:
+    if tokens is not None and tokens != run.train.micro_batch_tokens:
         options: dict[str, Any] = {"train.micro_batch_tokens": tokens}
         yield Change(options, estimate_memory(with_options(run, options)).peak)
     for options in _cheap_steps(run):

@@ -78,6 +78,8 @@ def _settings(run: PlannedRun) -> Iterator[dict[str, Any]]:
     ):
         if run.world.world_size == 1 and sharding != "full_shard":
             continue
+        if run.world.world_size == 1 and synced:
+            continue  # whole gradients are all there is
         if engine == "ddp" and (synced or run.parallel.reduce_dtype != "fp32"):
             continue  # nothing to gain, or not to be had
         yield {

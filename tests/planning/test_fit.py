@@ -45,6 +45,22 @@ def test_11b_needs_gradients_reduced_after_each_micro_batch() -> None:
         assert "GiB" in change.describe()
 
 
+def test_a_whole_share_may_fit_where_a_part_of_it_does_not() -> None:
+    """With one micro-batch a step, no whole gradients are kept between two."""
+    run = planned("google-t5/t5-11b", parallel__sharding="hybrid_shard", world_size=16,
+                  train__micro_batch_tokens=2648)  # fmt: skip
+    assert estimate_memory(run).peak > FORTY
+    assert largest_micro_batch_tokens(run, FORTY) == 8 * 662
+    raised = {"train.micro_batch_tokens": 8 * 662}
+    assert raised in [change.options for change in remedies(run, FORTY)]
+    found = sweep(run, DEVICES["a100-40"], Lengths(512, 150, ""), FORTY)
+    wanted = {
+        "parallel.sharding": "hybrid_shard", "parallel.activation_checkpointing": "full",
+        "optimizer.name": "adamw", "optimizer.moments_dtype": "fp32",
+    } | raised  # fmt: skip
+    assert any(wanted.items() <= candidate.options.items() for candidate in found)
+
+
 def test_changes_are_joined_where_none_suffices() -> None:
     run = planned("google-t5/t5-11b", parallel__activation_checkpointing="none")
     joined, smaller = remedies(run, FORTY)

@@ -34,8 +34,8 @@ _EXTRA = [
     Extra("source_tokens", "Mean tokens of a source, for the time; null: of the prepared data, "
           "else data.max_source_tokens.", type=float | None),
     Extra("target_tokens", "Mean tokens of a target; null: likewise.", type=float | None),
-    Extra("num_examples", "Training examples; null: of the prepared data, else known for WikiHow "
-          "alone.", type=int | None),
+    Extra("num_examples", "Training examples; null: of the prepared data, else known for WikiHow, "
+          "CNN/DailyMail, XSum and SAMSum.", type=int | None),
     Extra("price_per_hour", "Dollars for a node and hour.", type=float | None),
     Extra("simulate", "Run the step of one rank on tensors without memory as well, which takes "
           "seconds to minutes; false: closed forms alone.", type=bool, default=True),

@@ -14,6 +14,12 @@ from t5_fsdp.training.trainer import total_steps
 
 # Training examples of WikiHow under the official rules and lists, by data.wikihow_version.
 _WIKIHOW_EXAMPLES = {"all": 157_252, "sep": 1_060_732}
+# Of the training splits of Hub datasets, as their papers and cards give them.
+_HUB_EXAMPLES = {
+    "abisee/cnn_dailymail": 287_113,
+    "EdinburghNLP/xsum": 204_045,
+    "knkarthick/samsum": 14_732,
+}
 
 
 @dataclass(frozen=True)
@@ -90,11 +96,19 @@ def _assumed(data: DataConfig) -> Workload:
     longest = (data.max_source_tokens, data.max_target_tokens)
     source, target = map(float, longest)
     lengths = Lengths(source, target, "assumed: every example as long as the options allow")
-    known = None
-    if data.source == "wikihow" and not data.mixture:
-        known = _WIKIHOW_EXAMPLES[data.wikihow_version]
+    known, origin = _known_examples(data)
     limit = data.max_train_examples
     if known is None:
         return Workload(lengths, longest, None, "")
     count = known if limit is None else min(known, limit)
-    return Workload(lengths, longest, count, "WikiHow's official training split")
+    return Workload(lengths, longest, count, origin)
+
+
+def _known_examples(data: DataConfig) -> tuple[int | None, str]:
+    if data.mixture:
+        return None, ""
+    if data.source == "wikihow":
+        return _WIKIHOW_EXAMPLES[data.wikihow_version], "WikiHow's official training split"
+    if data.source == "hub" and data.train_split == "train":
+        return _HUB_EXAMPLES.get(data.dataset or ""), f"as published of {data.dataset}"
+    return None, ""

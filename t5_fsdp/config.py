@@ -8,10 +8,12 @@ library user can build a `Config` in Python.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 import os
 import re
 import typing
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -321,8 +323,9 @@ class EvaluationConfig:
     """gather: each rank gets the whole model once and decodes by itself; sharded: a block's weights
     are gathered for every token, which is slow but fits; auto: gather where the whole model fits
     into what memory is free."""
-    best_metric: Literal["rouge1", "rouge2", "rougeL", "rougeLsum", "loss"] = "rougeLsum"
-    """What makes a checkpoint the best: highest ROUGE, or lowest validation loss."""
+    best_metric: str = "rougeLsum"
+    """What makes a checkpoint the best: highest ROUGE (rouge1, rouge2, rougeL, rougeLsum), lowest
+    validation loss (loss), or the highest of a metric of one's own (docs/library.md)."""
     early_stopping_patience: int | None = None
     """Validations in a row without a new best by best_metric after which the run ends; null: never
     before its last step."""
@@ -385,6 +388,7 @@ class Config:
     logging: LoggingConfig = field(default_factory=LoggingConfig)
 
 
+BEST_METRICS = ("rouge1", "rouge2", "rougeL", "rougeLsum", "loss")
 # Widths of compiled blocks: a multiple of what tensor cores and fused attention like.
 _COMPILED_WIDTH_MULTIPLE = 32
 
@@ -525,14 +529,32 @@ def leaves(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def value_problems(config: Config) -> list[str]:
-    """Every value that no run could use, one line each; types are taken as right already."""
+def value_problems(config: Config, own_metrics: Collection[str] | None = ()) -> list[str]:
+    """Every value that no run could use, one line each; types are taken as right already.
+
+    Args:
+        own_metrics: names beside ours that evaluation.best_metric may have; None: any.
+    """
     flat = leaves(to_dict(config))
     return [
         *_range_problems(flat),
         *_text_problems(flat),
         *_combination_problems(config),
+        *best_metric_problems(config.evaluation, own_metrics),
     ]
+
+
+def best_metric_problems(
+    evaluation: EvaluationConfig, own_metrics: Collection[str] | None
+) -> list[str]:
+    """What is wrong with `evaluation.best_metric`; as of `value_problems`."""
+    name = evaluation.best_metric
+    if own_metrics is None or name in BEST_METRICS or name in own_metrics:
+        return []
+    known = [*BEST_METRICS, *own_metrics]
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return [f"evaluation.best_metric is {name!r}; give one of {', '.join(known)}{hint}"]
 
 
 def _range_problems(flat: dict[str, Any]) -> list[str]:

@@ -17,10 +17,13 @@ class Console:
     Args:
         enabled: only rank 0 speaks.
         stream: where lines go; standard error where standard output carries results.
+        quiet: lines go to the log alone, and there are no bars.
     """
 
-    def __init__(self, enabled: bool = True, stream: TextIO | None = None) -> None:
-        self.enabled = enabled
+    def __init__(
+        self, enabled: bool = True, stream: TextIO | None = None, quiet: bool = False
+    ) -> None:
+        self.enabled, self.quiet = enabled, quiet
         self._stream = stream
         self._log: TextIO | None = None
         # Lines of before there was a log; a run that is refused never has one.
@@ -45,7 +48,8 @@ class Console:
     def say(self, text: str = "") -> None:
         """One line, or several."""
         if self.enabled:
-            self._print(text)
+            if not self.quiet:
+                self._print(text)
             self.record(text)
 
     def record(self, text: str) -> None:
@@ -102,7 +106,7 @@ class Progress:
         self._note = ""
         self._last_line = time.monotonic()
         self._bar = None
-        if console.enabled and _is_terminal(sys.stderr):
+        if console.enabled and not console.quiet and _is_terminal(sys.stderr):
             from tqdm import tqdm
 
             self._bar = tqdm(total=total, desc=what, initial=initial, dynamic_ncols=True)

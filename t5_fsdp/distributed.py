@@ -92,7 +92,8 @@ def end_with_launcher(launch: Launch) -> None:
     torchrun puts each worker into a session of its own, so they outlive a killed launcher and
     would go on training beside a restarted run.
     """
-    if not launch.by_torchrun:
+    name = "launcher-watch"
+    if not launch.by_torchrun or any(thread.name == name for thread in threading.enumerate()):
         return
     parent = os.getppid()
 
@@ -101,7 +102,7 @@ def end_with_launcher(launch: Launch) -> None:
             time.sleep(_LAUNCHER_POLL_SECONDS)
         os._exit(EXIT_DEFECT)
 
-    threading.Thread(target=watch, name="launcher-watch", daemon=True).start()
+    threading.Thread(target=watch, name=name, daemon=True).start()
 
 
 def leave(code: int) -> NoReturn:
@@ -189,17 +190,23 @@ class World:
         """Raises PeerFailed when another rank has reported its failure."""
         key = self._failed_key
         if self._store.check([key]):
-            raise PeerFailed(int(self._store.get(key).decode()))
+            problems = pickle.loads(bytes.fromhex(self._store.get(f"{key}/problems").decode()))
+            raise PeerFailed(int(self._store.get(key).decode()), problems)
 
     @property
     def _failed_key(self) -> str:
         return f"{_FAILED_KEY}/{self.launch.restart}"
 
-    def claim_failure(self, exit_code: int) -> bool:
-        """Report that this rank fails; True for the first one, which is to tell the user why."""
+    def claim_failure(self, exit_code: int, problems: tuple[str, ...] = ()) -> bool:
+        """Report that this rank fails; True for the first one, which is to tell the user why.
+
+        Args:
+            problems: of a UserError, which the other ranks hear as well.
+        """
         try:
             first = self._store.add(f"{self._failed_key}/claims", 1) == 1
             if first:
+                self._store.set(f"{self._failed_key}/problems", pickle.dumps(problems).hex())
                 self._store.set(self._failed_key, str(exit_code))
             return first
         except Exception:  # the store died with its host: better told twice than not at all
@@ -368,16 +375,42 @@ def enter_world(launch: Launch) -> World:
             raise UserError(f"{name} is not set; start the processes with torchrun")
     # torchrun hosts the store itself; without it (srun) rank 0 does.
     hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = dist.TCPStore(
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        launch.world_size,
-        is_master=not hosted and launch.rank == 0,
-        timeout=timedelta(minutes=10),
-    )
+    store = _rendezvous.enter(launch, hosted)
     world = World(launch, store, pick_device(launch))
     world.hosts_store = not hosted and launch.rank == 0
     return world
+
+
+class _Rendezvous:
+    """The launcher's store, entered anew for each run in a process.
+
+    A program may train and then evaluate: rank 0 can't host a second store at the same address,
+    and the keys of the first run must not answer the questions of the second.
+    """
+
+    def __init__(self) -> None:
+        self._address: tuple[str, str] | None = None
+        self._store: Store | None = None
+        self._times = 0
+
+    def enter(self, launch: Launch, hosted: bool) -> Store:
+        import torch.distributed as dist
+
+        address = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+        if self._store is None or address != self._address:
+            self._address, self._times = address, 0
+            self._store = dist.TCPStore(
+                address[0],
+                int(address[1]),
+                launch.world_size,
+                is_master=not hosted and launch.rank == 0,
+                timeout=timedelta(minutes=10),
+            )
+        self._times += 1
+        return dist.PrefixStore(f"run/{self._times}", self._store)
+
+
+_rendezvous = _Rendezvous()
 
 
 def pick_device(launch: Launch) -> torch.device:

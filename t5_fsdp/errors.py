@@ -42,8 +42,13 @@ class Preempted(BaseException):
 
 
 class PeerFailed(Exception):
-    """Another rank failed and reports it; this rank has nothing to add and must end quietly."""
+    """Another rank failed and reports it; this rank has nothing to add and must end quietly.
 
-    def __init__(self, exit_code: int) -> None:
+    Attributes:
+        exit_code: of that rank.
+        problems: of its UserError, if it was one.
+    """
+
+    def __init__(self, exit_code: int, problems: tuple[str, ...] = ()) -> None:
         super().__init__(f"another rank ended with code {exit_code}")
-        self.exit_code = exit_code
+        self.exit_code, self.problems = exit_code, problems

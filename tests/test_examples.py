@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
 import importlib.util
 import os
+import re
+import runpy
 import subprocess
 import sys
 import time
@@ -51,6 +54,31 @@ def test_a_transformer_learns_alike_under_two_engines(model: str) -> None:
         seen.append([float(line.rpartition(" ")[2]) for line in lines])
     assert seen[0] == pytest.approx(seen[1], rel=1e-4)
     assert seen[0][-1] < 0.9 * seen[0][0]
+
+
+@pytest.mark.parametrize(
+    ("example", "printed"),
+    [
+        ("finetune_pairs", r"\n\['[a-z ]+'\]\n$"),
+        ("own_model", r"\n\['[a-z ]+'\]\n$"),
+        pytest.param("own_dataset", r"trained 130 steps; ROUGE-1 \d", marks=pytest.mark.long),
+        pytest.param("own_metric", r"numbers kept 0\.\d+\non others: 0", marks=pytest.mark.long),
+    ],
+)
+def test_the_library_is_used_as_shown(
+    example: str, printed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    path = ROOT / "examples" / f"{example}.py"
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(path))
+    assert re.search(printed, capsys.readouterr().out)
+
+
+def test_fine_tuning_on_pairs_takes_fifteen_lines() -> None:
+    tree = ast.parse((ROOT / "examples/finetune_pairs.py").read_text())
+    code = [node for node in tree.body if not isinstance(node, ast.Expr) or node is tree.body[-1]]
+    lines = sum((node.end_lineno or 0) - node.lineno + 1 for node in code)
+    assert lines <= 15
 
 
 def load_example() -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,7 +27,10 @@ from t5_fsdp.data.sources import source_problems
 from t5_fsdp.errors import UserError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from t5_fsdp.data.prepared import PreparedData
+    from t5_fsdp.evaluation.own_metric import Metric
     from t5_fsdp.evaluation.scoring import Evaluation
 
 _EXTRA = [
@@ -65,7 +69,7 @@ def _evaluate(argv: Sequence[str], session: Session) -> None:
     if own["predictions"] is not None:
         _score_file(layers, session)
     else:
-        _evaluate_checkpoint(layers, session)
+        evaluate_checkpoint(layers, session)
 
 
 def _score_file(layers: Layers, session: Session) -> None:
@@ -103,9 +107,47 @@ def _score_file(layers: Layers, session: Session) -> None:
         session.world.on_rank_zero(score)
 
 
-def _evaluate_checkpoint(layers: Layers, session: Session) -> None:
+@dataclass
+class _Examples:
+    """What is summarized and scored.
+
+    Attributes:
+        rows: id, document and reference of each.
+        sources: token ids of each document, with prefix and end mark.
+        what: in words, e.g. "test examples".
+        dropped: rows that can't be evaluated, by reason.
+    """
+
+    rows: list[dict[str, Any]]
+    sources: list[np.ndarray]
+    what: str
+    dropped: dict[str, int] = field(default_factory=dict)
+
+
+def evaluate_checkpoint(
+    layers: Layers,
+    session: Session,
+    given: Sequence[Mapping[str, Any]] | None = None,
+    metric: Metric | None = None,
+) -> tuple[Path, str]:
+    """Summarize and score; what the command and the library do. A collective.
+
+    Args:
+        layers: with the command's own options.
+        session: of this rank.
+        given: document and reference of each example, and maybe an id, instead of a split; only
+            rank 0's count.
+        metric: one of the caller's own.
+
+    Returns:
+        the folder of rouge.json and predictions.jsonl, and what was evaluated.
+
+    Raises:
+        UserError: what the user can mend.
+        Preempted: a signal asked to stop.
+    """
     from t5_fsdp.data.tokenization import newline_id
-    from t5_fsdp.evaluation.evaluate import examples_of, score_summaries, summarize
+    from t5_fsdp.evaluation.evaluate import score_summaries, summarize
     from t5_fsdp.evaluation.rouge import RougeSettings
     from t5_fsdp.evaluation.unfinished import Unfinished
 
@@ -117,33 +159,31 @@ def _evaluate_checkpoint(layers: Layers, session: Session) -> None:
     session.connect(config.train.collective_timeout_seconds)
     loaded = load_model(found, config, world, session.console)
     tokenizer, source = loaded.tokenizer, loaded.source
-    prepared = _prepared(config, found.stored_data, loaded, session)
-    name = layers.own["split"]
-    split = prepared.split(name)
-    if split is None:
-        raise UserError(f"the data has no {name} split; give --split or data.{name}_files")
+    if given is None:
+        name = layers.own["split"]
+        examples = _examples_of_split(name, config, found.stored_data, loaded, session)
+    else:
+        name = "given"
+        examples = _examples_given(world.broadcast_object(given), config, loaded)
     folder = Path(layers.own["output_dir"] or found.evaluation_folder(config, name))
     console = session.console
-    console.say(f"evaluating {source} on {len(split):,} {name} examples")
-    if dropped := prepared.audit["splits"].get(name, {}).get("dropped"):
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
+    console.say(f"evaluating {source} on {len(examples.rows):,} {examples.what}")
+    if examples.dropped:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in examples.dropped.items())
         console.say(f"rows of the split that can't be evaluated and are left out: {reasons}")
     if (folder / "rouge.json").exists():
         console.say(f"{folder} holds an earlier evaluation; it will be replaced")
-    indices = _all_of(split)
-    examples = examples_of(split, indices)
     if baseline is not None:
         # Before the summaries, which may take hours: other examples are refused at once.
         waiting = baseline
-        world.on_rank_zero(lambda: add_predictions(waiting, examples, source))
+        world.on_rank_zero(lambda: add_predictions(waiting, examples.rows, source))
     rouge = RougeSettings.of(config.evaluation)
-    sources = [split.source(int(index)) for index in indices]
     settings = world.on_rank_zero(lambda: prediction_settings(found, config))
-    unfinished = Unfinished(folder, settings, sources)
+    unfinished = Unfinished(folder, settings, examples.sources)
     summaries = summarize(
         loaded.generator,
         tokenizer,
-        sources,
+        examples.sources,
         generation_settings(config),
         world,
         console,
@@ -155,13 +195,13 @@ def _evaluate_checkpoint(layers: Layers, session: Session) -> None:
 
     def score() -> None:
         assert summaries is not None
-        evaluation = score_summaries(examples, summaries, tokenizer, rouge, console)
+        evaluation = score_summaries(examples.rows, summaries, tokenizer, rouge, console, metric)
         evaluation.write(folder, settings)
         evaluations.append(evaluation)
 
     world.on_rank_zero(score)
     if baseline is not None and baseline.found is not None:
-        summarize_by_model(baseline, examples, rouge, name, folder, session)
+        summarize_by_model(baseline, examples.rows, rouge, name, folder, session)
 
     def finish() -> None:
         _tell(evaluations[0], "model", baseline, folder, session)
@@ -171,6 +211,45 @@ def _evaluate_checkpoint(layers: Layers, session: Session) -> None:
             refresh_report(folder.parents[2], console)
 
     world.on_rank_zero(finish)
+    return folder, source
+
+
+def _examples_of_split(
+    name: str,
+    config: Config,
+    stored_data: dict[str, Any] | None,
+    loaded: LoadedModel,
+    session: Session,
+) -> _Examples:
+    import numpy as np
+
+    from t5_fsdp.evaluation.evaluate import examples_of
+
+    prepared = _prepared(config, stored_data, loaded, session)
+    split = prepared.split(name)
+    if split is None:
+        raise UserError(f"the data has no {name} split; give --split or data.{name}_files")
+    return _Examples(
+        rows=examples_of(split, np.arange(len(split))),
+        sources=[split.source(index) for index in range(len(split))],
+        what=f"{name} examples",
+        dropped=prepared.audit["splits"].get(name, {}).get("dropped", {}),
+    )
+
+
+def _examples_given(
+    given: Sequence[Mapping[str, Any]], config: Config, loaded: LoadedModel
+) -> _Examples:
+    from t5_fsdp.evaluation.long_documents import make_sources
+
+    data = config.data
+    documents = [row["document"] for row in given]
+    made = make_sources(loaded.tokenizer, documents, data.prefix, data.max_source_tokens, False)
+    return _Examples(
+        rows=[{"id": str(number), **row} for number, row in enumerate(given)],
+        sources=[parts[0] for parts in made.parts],
+        what="given examples",
+    )
 
 
 def _tell(
@@ -204,18 +283,14 @@ def _tell(
     console.say(format_table(systems))
     if differences:
         console.say(differences)
+    for figure, value in evaluation.summary.get("metrics", {}).items():
+        console.say(f"{figure} {'not finite' if value is None else f'{value:.4g}'}")
     for hint in evaluation.summary["hints"]:
         console.say(f"note: {hint}")
     if folder is not None:
         console.say(f"written: {folder}")
     if baseline is not None and baseline.unfinished is not None:
         baseline.unfinished.delete()
-
-
-def _all_of(split: Any) -> Any:
-    import numpy as np
-
-    return np.arange(len(split))
 
 
 def _prepared(

@@ -20,7 +20,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -161,6 +161,7 @@ def resolve(
     layers: Layers,
     base: dict[str, Any] | None = None,
     check_data: Callable[[DataConfig], Sequence[str]] | None = None,
+    own_metrics: Collection[str] | None = (),
 ) -> Config:
     """The configuration of a run: defaults <- base <- files <- command line, checked.
 
@@ -171,6 +172,7 @@ def resolve(
         layers: from `parse_layers`.
         base: a configuration to start from, as nested dicts, e.g. that of a checkpoint.
         check_data: what can be said against the data section, e.g. `source_problems`.
+        own_metrics: as of `value_problems`.
 
     Raises:
         UserError: lists every unknown option, wrong type, impossible value and missing file.
@@ -185,9 +187,15 @@ def resolve(
         if not isinstance(layers.flags.get(name), dict):
             origins.pop(name, None)
     merged = _merge(_merge(base, layers.files), layers.flags)
-    # What is printed may be meant for a machine that has the data.
+    if own_metrics is not None:  # the checkpoint was trained by a program that has it
+        own_metrics = {*own_metrics, (base.get("evaluation") or {}).get("best_metric", "")}
     config, problems = _check(
-        merged, origins, check_values=True, check_data=None if layers.print_config else check_data
+        merged,
+        origins,
+        check_values=True,
+        # What is printed may be meant for a machine that has the data.
+        check_data=None if layers.print_config else check_data,
+        own_metrics=own_metrics,
     )
     if problems:
         raise UserError(*problems)
@@ -195,6 +203,35 @@ def resolve(
         _print_once(dump_yaml(config))
         raise SystemExit(EXIT_DONE)
     return config
+
+
+def nest(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a program as a file would hold them; for `Layers.flags`.
+
+    Args:
+        options: sections with a mapping each, and options by (dotted) name; paths and tuples may
+            stand for texts and lists.
+    """
+    nested: dict[str, Any] = {}
+    for name, value in options.items():
+        section, dot, option = name.partition(".")
+        if dot and section in _sections():
+            value = {option: value}
+        nested = _merge(nested, {section if dot and section in _sections() else name: value})
+    return _plain(nested)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def run_options() -> dict[str, Any]:
+    """The type of every option of a run, by its dotted name."""
+    return {name: option.type for name, option in _options().items()}
 
 
 def dump_yaml(config: Config) -> str:
@@ -394,6 +431,7 @@ def _check(
     *,
     check_values: bool,
     check_data: Callable[[DataConfig], Sequence[str]] | None = None,
+    own_metrics: Collection[str] | None = (),
 ) -> tuple[Config, list[str]]:
     """Build the configuration and list the problems; what is wrong keeps its default."""
     given, unsettled, problems = _flatten(merged, origins)
@@ -408,7 +446,7 @@ def _check(
             unsettled.add(name)
             problems.append(_wrong_type(_options()[name], value) + _place(name, origins))
     config = normalize(_build(values))
-    found = value_problems(config) if check_values else []
+    found = value_problems(config, own_metrics) if check_values else []
     in_doubt = [*unsettled, *found]
     if check_data is not None and not any(text.startswith("data.") for text in in_doubt):
         found = [*found, *(text for text in check_data(config.data) if text not in found)]

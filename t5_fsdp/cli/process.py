@@ -1,4 +1,8 @@
-"""What every command does round its work: signals, exit codes, one error line in all."""
+"""What is round the work of every command, and of the library: signals, failures, the end.
+
+`run` is for a program of its own: exit codes, and one error line in all. `call` is for somebody
+else's program: the result is returned, errors are raised.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,10 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from t5_fsdp.console import Console
 from t5_fsdp.distributed import Launch, World, end_with_launcher, enter_world, read_launch
@@ -25,6 +31,8 @@ from t5_fsdp.errors import (
 )
 from t5_fsdp.files import FILE_ERRORS
 from t5_fsdp.interruption import Interruption
+
+T = TypeVar("T")
 
 # torchrun ends all ranks when the first one fails; a rank with nothing to say leaves later than
 # the one that is printing why.
@@ -42,6 +50,7 @@ class Session:
         on_early_end: called on one rank with "failed" or "preempted" and a message, when the
             command ends before its work is done, e.g. to write status.json.
         last_checkpoint: what to go back to after a defect.
+        held: what is let go of at the very end, however that comes.
     """
 
     def __init__(self, launch: Launch, interruption: Interruption, console: Console) -> None:
@@ -51,6 +60,7 @@ class Session:
         self.world: World | None = None
         self.on_early_end: Callable[[str, str], None] = lambda state, message: None
         self.last_checkpoint: Callable[[], Path | None] = lambda: None
+        self.held = contextlib.ExitStack()
 
     def enter_world(self) -> World:
         """Import torch, find the other ranks. Only from here on a failure can be agreed on."""
@@ -73,10 +83,11 @@ class Session:
         if stops or interruption.requested is not None:
             raise Preempted("stopped by a signal; give the same command again")
 
-    def speaks(self, exit_code: int) -> bool:
+    def speaks(self, exit_code: int, error: BaseException) -> bool:
         """Whether this rank is the one to tell the user about a failure."""
         if self.world is not None:
-            return self.world.claim_failure(exit_code)
+            problems = error.problems if isinstance(error, UserError) else ()
+            return self.world.claim_failure(exit_code, problems)
         # Before the ranks have met all of a node fail alike: one of each node speaks.
         return self.launch.local_rank == 0
 
@@ -108,12 +119,81 @@ def run(command: Callable[[Session], None], *, results_on_stdout: bool = False) 
         except BaseException as error:
             # torchrun sends SIGTERM to the ranks that are left when the first one ends.
             with interruption.deferred():
-                code = _fail(session, error)
+                _, code = _fail(session, error, _print_error)
                 if session.world is not None:
                     session.world.say_goodbye(_SECONDS_FOR_THE_LAST)
             return code
         finally:
+            session.held.close()
             session.console.close()
+
+
+def call(command: Callable[[Session], T], *, quiet: bool = False) -> T:
+    """Do a command's work inside somebody's program; its result.
+
+    The program gets back what it had: signal handlers, warnings, no process group of ours.
+
+    Args:
+        command: the work.
+        quiet: the console's lines go to a run's log.txt alone.
+
+    Raises:
+        UserError: what the user can mend; on every rank.
+        PeerFailed: another rank failed otherwise, and raises the reason.
+        Preempted: a signal asked to stop.
+    """
+    with Interruption() as interruption, _libraries_as_before():
+        launch = read_launch()
+        _refuse_a_second_group()
+        end_with_launcher(launch)
+        session = Session(launch, interruption, Console(launch.rank == 0, quiet=quiet))
+        try:
+            result = command(session)
+            _disconnect(session)
+            return result
+        except BaseException as error:
+            with interruption.deferred():
+                cause, _ = _fail(session, error, lambda text: None)
+                cause = _as_one(session, error, cause)
+                _leave_world(session)
+            if cause is error:
+                raise
+            raise cause from error
+        finally:
+            session.held.close()
+            session.console.close()
+
+
+def _as_one(session: Session, error: BaseException, cause: BaseException) -> BaseException:
+    """What is raised: on every rank a UserError where one of them met it, so that all can go on."""
+    if isinstance(error, UserError):
+        return error
+    if isinstance(cause, PeerFailed) and cause.exit_code == EXIT_USER_ERROR:
+        told = _failed_peer(session) or cause  # a collective's tells no problems
+        return UserError(*(told.problems or ["another rank failed, and says why"]))
+    return cause
+
+
+def _refuse_a_second_group() -> None:
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        raise UserError(
+            "this program has a torch.distributed process group already, and a run makes its own; "
+            "call torch.distributed.destroy_process_group() before"
+        )
+
+
+def _leave_world(session: Session) -> None:
+    """After a failure: let the others go, and leave no process group behind."""
+    import torch.distributed as dist
+
+    if session.world is None:
+        return
+    session.world.say_goodbye(_SECONDS_FOR_THE_LAST)
+    # NCCL's might wait for a rank that is gone; that process has to end.
+    if dist.is_initialized() and session.world.device.type == "cpu":
+        dist.destroy_process_group()
 
 
 def _disconnect(session: Session) -> None:
@@ -122,25 +202,35 @@ def _disconnect(session: Session) -> None:
         session.world.disconnect()
 
 
-def _fail(session: Session, error: BaseException) -> int:
+def _print_error(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _fail(
+    session: Session, error: BaseException, tell: Callable[[str], None]
+) -> tuple[BaseException, int]:
+    """Agree with the other ranks about a failure and record it; what it comes to, and its code.
+
+    Args:
+        tell: gets the text for the user, on one rank.
+    """
     # An error after a peer's is its consequence, or the same one over again; so is the SIGTERM
     # with which torchrun then ends the ranks that are left.
     peer = error if isinstance(error, PeerFailed) else _failed_peer(session)
     if peer is not None and peer.exit_code == EXIT_PREEMPTED:
-        return _preempted(
-            session, "stopped by a signal to another rank; give the same command again"
-        )
+        error = Preempted("stopped by a signal to another rank; give the same command again")
+        return error, _preempted(session, str(error))
     if peer is not None:
         time.sleep(_SECONDS_BEHIND_THE_SPEAKER)
-        return peer.exit_code
+        return peer, peer.exit_code
     if isinstance(error, Preempted):
-        return _preempted(session, str(error))
+        return error, _preempted(session, str(error))
     error = _as_user_error(error)
     code = EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_DEFECT
     absent = _absent_ranks(session, error)
-    if not session.speaks(code):
+    if not session.speaks(code, error):
         time.sleep(_SECONDS_BEHIND_THE_SPEAKER)
-        return code
+        return error, code
     if isinstance(error, UserError):
         text = error.render()
     else:
@@ -148,10 +238,10 @@ def _fail(session: Session, error: BaseException) -> int:
         text += f"last good checkpoint: {session.last_checkpoint() or 'none'}"
         if absent:
             text += f"\nno answer from rank {', '.join(map(str, absent))}: it hangs, or is gone"
-    print(text, file=sys.stderr, flush=True)
+    tell(text)
     _record_end(session, "failed", str(error).split("\n")[0])
     session.console.record(text)
-    return code
+    return error, code
 
 
 def _absent_ranks(session: Session, error: BaseException) -> list[int]:
@@ -202,9 +292,25 @@ def _failed_peer(session: Session) -> PeerFailed | None:
     return None
 
 
-def _quiet_libraries() -> None:
-    import warnings
+@contextlib.contextmanager
+def _libraries_as_before() -> Iterator[None]:
+    """What `_quiet_libraries` silences may speak again afterwards."""
+    import transformers
+    from huggingface_hub.utils import logging as hub_logging
 
+    loud = transformers.logging.get_verbosity(), hub_logging.get_verbosity()
+    has_bars = transformers.utils.logging.is_progress_bar_enabled()
+    try:
+        with warnings.catch_warnings():
+            yield
+    finally:
+        transformers.logging.set_verbosity(loud[0])
+        hub_logging.set_verbosity(loud[1])
+        if has_bars:
+            transformers.utils.logging.enable_progress_bar()
+
+
+def _quiet_libraries() -> None:
     import transformers
     from huggingface_hub.utils import logging as hub_logging
 

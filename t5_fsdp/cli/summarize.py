@@ -90,10 +90,10 @@ def _summarize(argv: Sequence[str], session: Session) -> None:
         found.choose(config.evaluation.best_metric, session)
         session.connect(config.train.collective_timeout_seconds)
         loaded = load_model(found, config, world, session.console)
-        _write_summaries(texts, loaded, config, own["long"] == "chunk", writers, session)
+        write_summaries(texts, loaded, config, own["long"] == "chunk", writers, session)
 
 
-def _write_summaries(
+def write_summaries(
     texts: Sequence[Text],
     loaded: LoadedModel,
     config: Config,
@@ -101,7 +101,15 @@ def _write_summaries(
     writers: Sequence[Writer],
     session: Session,
 ) -> None:
-    """Decode on all ranks, write on rank 0, which alone has texts and a writer; a collective."""
+    """Decode on all ranks, write on rank 0, which alone needs texts and a writer; a collective.
+
+    Args:
+        texts: in the order in which their summaries are written.
+        loaded, config: the model and how it generates.
+        split: read long texts in parts; else they are cut.
+        writers: one, which gets each text with its summary.
+        session: of this rank.
+    """
     from t5_fsdp.evaluation.generation import GenerationSettings
 
     world = session.world

@@ -16,7 +16,7 @@ from t5_fsdp.cli.options import Extra, dump_yaml, parse_layers, resolve
 from t5_fsdp.cli.prepare_data import prepare_on_all_ranks, say_audit
 from t5_fsdp.cli.process import Session, run
 from t5_fsdp.cli.report import refresh_report
-from t5_fsdp.config import Config, to_dict, width_multiple
+from t5_fsdp.config import Config, best_metric_problems, to_dict, width_multiple
 from t5_fsdp.console import Console
 from t5_fsdp.data.sources import source_problems
 from t5_fsdp.errors import UserError
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from t5_fsdp.data.prepared import PreparedData
     from t5_fsdp.distributed import World
     from t5_fsdp.evaluation.evaluate import Generator, Validation
+    from t5_fsdp.evaluation.own_metric import Metric
     from t5_fsdp.parallel.engine import Engine
     from t5_fsdp.training.trackers.trackers import Trackers
 
@@ -61,11 +62,10 @@ def _train(argv: Sequence[str], session: Session) -> None:
     )
     config = resolve(layers, check_data=source_problems)
     world = session.enter_world()
-    world.on_rank_zero(lambda: _check_trackers(config))
     if layers.own["check"]:
         _check(config, session, world, layers.own["check_memory"])
     else:
-        _run(config, session, world, layers.own["check_memory"])
+        train_model(config, session, world, check_memory=layers.own["check_memory"])
 
 
 def _check_trackers(config: Config) -> None:
@@ -89,6 +89,7 @@ def _check(config: Config, session: Session, world: World, check_memory: bool) -
     from t5_fsdp.cli.starting_point import find_start
     from t5_fsdp.model.build import build_on_meta
 
+    world.on_rank_zero(lambda: _check_trackers(config))
     resume = _find_resume(config, world, session.console.warn, content=False)
     prepared = prepare_on_all_ranks(config, world, session.console, warn=False)
     say_audit(prepared.audit, session.console)
@@ -108,16 +109,36 @@ def _check(config: Config, session: Session, world: World, check_memory: bool) -
     )
 
 
-def _run(config: Config, session: Session, world: World, check_memory: bool) -> None:
-    """Settle and refuse first; the lock on run_dir is the first thing that is written."""
+def train_model(
+    config: Config,
+    session: Session,
+    world: World,
+    metric: Metric | None = None,
+    check_memory: bool = True,
+) -> None:
+    """Train as `config` says, from where its run_dir stands; what the command and the library do.
+
+    All is settled, and refused, first; the lock on run_dir is the first thing that is written.
+
+    Args:
+        config: checked.
+        session: of this rank; its world has been entered.
+        metric: one of the caller's own, for the validations.
+        check_memory: refuse what can't fit into the memory of the devices.
+
+    Raises:
+        UserError: what the user can mend.
+        Preempted: a signal asked to stop.
+    """
     from t5_fsdp.cli.starting_point import find_start
 
+    world.on_rank_zero(lambda: _check_trackers(config))
     run_dir = Path(config.run_dir)
-    # Held in this frame: the lock ends with the run.
     lock: list[Any] = []
 
     def take_lock() -> None:
         lock.append(run_folder.lock_run_dir(run_dir, session.console))
+        session.held.callback(lock[0].release)
 
     session.on_early_end = functools.partial(_record_early_stop, run_dir, lock)
     was_there = world.on_rank_zero(lambda: run_folder.has_lock(run_dir))
@@ -128,6 +149,7 @@ def _run(config: Config, session: Session, world: World, check_memory: bool) -> 
     start = find_start(config, world, prepared, resume)
     if check_memory:
         refuse_what_cannot_fit(config, world, start.spec, prepared)
+    world.on_rank_zero(lambda: _check_metric(metric, config, prepared))
     start.open_weights(world)
 
     if not was_there:
@@ -141,13 +163,30 @@ def _run(config: Config, session: Session, world: World, check_memory: bool) -> 
     if was_finished:
         _say_finished(start, config, session, world)
     else:
-        _train_from(start, config, session, world, prepared)
+        _train_from(start, config, session, world, prepared, metric)
     if config.checkpoint.export_at_end:
         world.on_rank_zero(lambda: export_at_end(config, session.console, anew=not was_finished))
     with session.interruption.deferred():  # the run has done its work
         world.on_rank_zero(lambda: refresh_report(run_dir, session.console))
-    for held in lock:
-        held.release()
+
+
+def _check_metric(metric: Metric | None, config: Config, prepared: PreparedData) -> None:
+    """Raises UserError for a metric that gives no figures, or not the one that decides."""
+    from t5_fsdp.evaluation.own_metric import TRIED_EXAMPLES, try_metric
+
+    if metric is None:
+        return
+    split = prepared.split("validation")
+    if split is None:
+        raise UserError(
+            "the metric is computed at validations, and there is no validation split; give one, "
+            "or leave the metric out"
+        )
+    few = range(min(TRIED_EXAMPLES, len(split)))
+    references = [split.text(index)["summary"] for index in few]
+    names = try_metric(metric, references)
+    if problems := best_metric_problems(config.evaluation, names):
+        raise UserError(*problems)
 
 
 def _record_early_stop(run_dir: Path, lock: list[Any], state: str, message: str) -> None:
@@ -191,7 +230,12 @@ def _say_finished(start: StartingPoint, config: Config, session: Session, world:
 
 
 def _train_from(
-    start: StartingPoint, config: Config, session: Session, world: World, prepared: PreparedData
+    start: StartingPoint,
+    config: Config,
+    session: Session,
+    world: World,
+    prepared: PreparedData,
+    metric: Metric | None,
 ) -> None:
     from t5_fsdp.checkpoint.manager import CheckpointManager
     from t5_fsdp.model.flops import T5Shape
@@ -247,7 +291,7 @@ def _train_from(
         save=lambda current: checkpoints.save(
             engine.model, optimizer, current, dump_yaml(config), prepared.tokenizer_directory
         ),
-        validate=_validator(start, config, session, world, prepared, engine),
+        validate=_validator(start, config, session, world, prepared, engine, metric),
         shape=T5Shape.of(start.spec.config, frozen=start.spec.adapter is not None),
         peak_flops=_peak_flops(config, world),
         trackers=_open_trackers(start, config, session, world),
@@ -421,6 +465,7 @@ def _validator(
     world: World,
     prepared: PreparedData,
     engine: Engine,
+    metric: Metric | None,
 ) -> Callable[[int], Validation] | None:
     """Loss and ROUGE of the validation subset for a step; None without such a split."""
     from t5_fsdp.checkpoint.format import folder_name
@@ -459,6 +504,7 @@ def _validator(
             stored_settings=decoding_settings(config),
             num_shown=config.logging.num_summaries,
             should_stop=lambda: session.interruption.requested is not None,
+            metric=metric,
             output_dir=Path(config.run_dir) / "evaluation" / folder_name(step) / "validation",
         )
 

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     import pyarrow
 
 SPLITS = ("train", "validation", "test")
-SAMPLE_FOLDER = Path(__file__).parents[2] / "data" / "sample"
+# A link to data/sample, so that the installed package has it as well.
+SAMPLE_FOLDER = Path(__file__).parents[1] / "bundled_sample"
 READING_VERSION = 2  # raise when the same files would give other rows
 EMPTY_DOCUMENT, EMPTY_SUMMARY, MALFORMED = "empty document", "empty summary", "malformed row"
 

@@ -18,6 +18,7 @@ from t5_fsdp.data.batching import SpecialIds, evaluation_batches
 from t5_fsdp.data.tokenization import Encoder
 from t5_fsdp.distributed import World
 from t5_fsdp.evaluation.generation import GeneratedSummary, GenerationSettings, generate
+from t5_fsdp.evaluation.own_metric import Metric
 from t5_fsdp.evaluation.rouge import METRICS, RougeSettings
 from t5_fsdp.evaluation.scoring import Evaluation, evaluate_rows
 from t5_fsdp.evaluation.shown_summaries import spread
@@ -207,6 +208,7 @@ def score_summaries(
     tokenizer: PreTrainedTokenizerBase,
     settings: RougeSettings,
     console: Console | None = None,
+    metric: Metric | None = None,
 ) -> Evaluation:
     """All figures of generated summaries, on all cores: the other ranks wait meanwhile.
 
@@ -214,13 +216,19 @@ def score_summaries(
         examples: of `examples_of`.
         summaries: one for each.
         tokenizer: the model's.
+        metric: one of the caller's own.
     """
     rows = [
         {**example, "prediction": made.text, "cut": made.cut, "sentinels": made.sentinels}
         for example, made in zip(examples, summaries, strict=True)
     ]
     return evaluate_rows(
-        rows, settings, processes=num_cores(), encoder=Encoder(tokenizer), console=console
+        rows,
+        settings,
+        processes=num_cores(),
+        encoder=Encoder(tokenizer),
+        console=console,
+        metric=metric,
     )
 
 
@@ -229,7 +237,8 @@ class Validation:
     """What a validation in training gives.
 
     Attributes:
-        figures: loss, ROUGE, examples, seconds; the same on every rank, but for the seconds.
+        figures: loss, ROUGE, own metrics, examples, seconds; the same on every rank, but for the
+            seconds.
         shown: rows of predictions.jsonl to show, on rank 0.
     """
 
@@ -256,6 +265,7 @@ def validate(
     stored_settings: Mapping[str, Any],
     num_shown: int = 0,
     should_stop: Callable[[], bool] = lambda: False,
+    metric: Metric | None = None,
 ) -> Validation:
     """Loss, then ROUGE, of a running training; a collective.
 
@@ -265,6 +275,7 @@ def validate(
         stored_settings: of `generation.decoding_settings`, for rouge.json.
         num_shown: rows to show, always those of the same examples.
         should_stop: whether this rank was asked to stop.
+        metric: one of the caller's own; called on rank 0.
 
     Raises:
         EvaluationStopped: one of them was.
@@ -282,10 +293,12 @@ def validate(
 
     def score() -> dict[str, float]:
         assert summaries is not None
-        evaluation = score_summaries(examples_of(split, indices), summaries, tokenizer, rouge)
+        examples = examples_of(split, indices)
+        evaluation = score_summaries(examples, summaries, tokenizer, rouge, metric=metric)
         evaluation.write(output_dir, stored_settings)
         shown.extend(spread(evaluation.rows, num_shown))
-        return {name: evaluation.summary["scores"][name]["fmeasure"] for name in METRICS}
+        means = {name: evaluation.summary["scores"][name]["fmeasure"] for name in METRICS}
+        return means | evaluation.metrics
 
     figures = world.on_rank_zero(score)
     seconds = time.perf_counter() - began

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from t5_fsdp.console import Console
 from t5_fsdp.data.tokenization import Encoder
 from t5_fsdp.evaluation.hard_texts import count_hard_texts, count_lost_characters, hints_of
+from t5_fsdp.evaluation.own_metric import Metric, call_metric
 from t5_fsdp.evaluation.predictions import references_of, write_predictions, write_rouge
 from t5_fsdp.evaluation.rouge import RougeSettings, Scores, score_pairs
 from t5_fsdp.evaluation.text_statistics import Value, mean_statistics, text_statistics
@@ -25,12 +27,15 @@ class Evaluation:
 
     Attributes:
         rows: of predictions.jsonl: texts, then ROUGE, then `text_statistics.STATISTICS`.
-        summary: of rouge.json: `Scores.summary`, "counts", "statistics" (means) and "hints".
+        summary: of rouge.json: `Scores.summary`, "counts", "statistics" (means) and "hints", and
+            "metrics" of the caller's own metric, null where not finite.
+        metrics: the latter as they are.
     """
 
     scores: Scores
     rows: list[dict[str, Any]]
     summary: dict[str, Any]
+    metrics: dict[str, float] = field(default_factory=dict)
 
     def write(self, folder: Path, settings: Mapping[str, Any]) -> None:
         """rouge.json and predictions.jsonl in `folder`.
@@ -68,6 +73,7 @@ def evaluate_rows(
     processes: int = 1,
     encoder: Encoder | None = None,
     console: Console | None = None,
+    metric: Metric | None = None,
 ) -> Evaluation:
     """Score examples.
 
@@ -78,9 +84,10 @@ def evaluate_rows(
         processes: how many work at the same time; the figures don't depend on it.
         encoder: of the model's tokenizer, to count what its vocabulary can't write.
         console: tells how far it is.
+        metric: one of the caller's own, whose figures are "metrics" of the summary.
 
     Raises:
-        UserError: there is no row.
+        UserError: there is no row, or the metric gives no figures.
     """
     predictions = [row["prediction"] for row in rows]
     references = [references_of(row) for row in rows]
@@ -95,7 +102,13 @@ def evaluate_rows(
         "statistics": means,
         "hints": hints_of(counts, means, len(rows), settings.tokenizer),
     }
-    return Evaluation(scores, [*map(_joined, rows, scores.rows(), statistics)], summary)
+    metrics: dict[str, float] = {}
+    if metric is not None:
+        metrics = call_metric(metric, predictions, references)
+        # JSON has no NaN.
+        summary["metrics"] = {n: v if math.isfinite(v) else None for n, v in metrics.items()}
+    joined = [*map(_joined, rows, scores.rows(), statistics)]
+    return Evaluation(scores, joined, summary, metrics)
 
 
 def _statistics_of(row: Mapping[str, Any]) -> dict[str, Value]:

@@ -1,0 +1,352 @@
+"""The library: what the commands do, as functions of a program; see docs/library.md.
+
+    from t5_fsdp import load_config, train
+
+    config = load_config("configs/demo.yaml", run_dir="runs/mine", train={"epochs": 1})
+    result = train(config, data={"train": pairs, "validation": others})
+
+Each function works in one process and under torchrun, where every rank calls it with the same
+arguments. It runs to its end before it returns, and may be called again. Errors are raised as
+exceptions and nothing ends the process; signal handlers are restored.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from t5_fsdp.cli.options import Layers, nest, parse_layers, resolve
+from t5_fsdp.cli.prepare_data import cache_dir
+from t5_fsdp.config import Config, DataConfig, to_dict
+from t5_fsdp.data.given import Examples, GivenData, by_split, given_rows, write_given
+from t5_fsdp.data.sources import columns_of, source_problems
+from t5_fsdp.errors import UserError
+
+if TYPE_CHECKING:
+    from t5_fsdp.cli.process import Session
+    from t5_fsdp.distributed import World
+    from t5_fsdp.evaluation.own_metric import Metric
+
+_PathLike = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a training has left behind.
+
+    Attributes:
+        run_dir: with everything that the run wrote.
+        step: the last finished one.
+        checkpoint: the best that is kept, by evaluation.best_metric; else the newest.
+        scores: of the validation at that checkpoint's step: loss in nats a token, ROUGE from 0 to
+            1, own metrics; {} without one.
+        message: how it ended, in words.
+    """
+
+    run_dir: Path
+    step: int
+    checkpoint: Path
+    scores: dict[str, float]
+    message: str
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """The scores of a model's summaries.
+
+    Attributes:
+        source: checkpoint, folder or Hub id that was evaluated.
+        folder: with rouge.json and predictions.jsonl.
+        scores: mean F-measure of each ROUGE, 0 to 1, and the figures of an own metric.
+        summary: all of rouge.json: precision, recall, bootstrap intervals, statistics, settings.
+    """
+
+    source: str
+    folder: Path
+    scores: dict[str, float]
+    summary: dict[str, Any]
+
+    def predictions(self) -> list[dict[str, Any]]:
+        """The rows of predictions.jsonl: document, reference, prediction and scores of each."""
+        from t5_fsdp.evaluation.predictions import read_predictions
+
+        return read_predictions(self.folder / "predictions.jsonl")
+
+
+def load_config(path: _PathLike | Sequence[_PathLike] | None = None, **options: Any) -> Config:
+    """The configuration of a run: defaults, then YAML files, then `options`; checked.
+
+    Args:
+        path: a YAML file, several of which the later ones win, or None.
+        options: `run_dir`, `seed`, and of each section a mapping of those options that differ,
+            e.g. `train={"epochs": 1}`; or by dotted names, `**{"train.epochs": 1}`.
+
+    Raises:
+        UserError: lists every unknown option, wrong type and impossible value. Whether data and
+            model are there is for `train` to say.
+    """
+    paths = [path] if isinstance(path, str | os.PathLike) else list(path or ())
+    argv = [word for item in paths for word in ("--config", os.fspath(item))]
+    layers = parse_layers(argv, command="load_config", description="")
+    layers.flags = nest(options)
+    # Of an own metric only `train` knows the names.
+    return resolve(layers, own_metrics=None)
+
+
+def train(
+    config: Config,
+    *,
+    data: GivenData | None = None,
+    metric: Metric | None = None,
+    quiet: bool = False,
+) -> TrainResult:
+    """Fine-tune a model, or go on with the run in `config.run_dir`: what the command `train` does.
+
+    Args:
+        config: from `load_config`, or a `Config` of one's own, which is checked as well. It is not
+            changed.
+        data: examples instead of the source in `config.data`: those of the training split, or a
+            mapping with "train", "validation" and "test". A split is a list, or anything else that
+            can be iterated over or has __len__ and __getitem__, of pairs (document, summary) or of
+            mappings with `config.data.document_column` and `summary_column`, and maybe an "id".
+            They are written as JSON Lines into the cache folder and then treated as files are.
+        metric: called at each validation, on rank 0, as `metric(predictions, references)` with as
+            many texts in both; a mapping from names to numbers, higher is better. They stand beside
+            ROUGE in metrics.jsonl and rouge.json, and `config.evaluation.best_metric` may name one.
+            It is tried on a few references before training.
+        quiet: print nothing; the run's log.txt has all.
+
+    Returns:
+        the same on every rank.
+
+    Raises:
+        UserError: what the user can mend: an option, the data, the model, memory or disk; on
+            every rank.
+        PeerFailed: another rank failed otherwise, and raised why.
+        Preempted: SIGTERM, SIGINT or SIGUSR1 asked to stop; the run is saved, and the same call
+            goes on with it. A BaseException, as KeyboardInterrupt is.
+    """
+    from t5_fsdp.cli.process import call
+    from t5_fsdp.cli.train import train_model
+
+    given = None if data is None else by_split(data)
+    config = _check(config, given, metric)
+
+    def work(session: Session) -> TrainResult:
+        world = session.enter_world()
+        if given is not None:
+            _write(given, config, world)
+            if problems := source_problems(config.data):
+                raise UserError(*problems)
+        train_model(config, session, world, metric)
+        return world.on_rank_zero(lambda: _outcome(config))
+
+    return call(work, quiet=quiet)
+
+
+def evaluate(
+    checkpoint: _PathLike,
+    *,
+    split: str = "test",
+    data: Examples | None = None,
+    config: Config | None = None,
+    metric: Metric | None = None,
+    output_dir: _PathLike | None = None,
+    quiet: bool = False,
+    **options: Any,
+) -> EvaluationResult:
+    """Summarize a whole split, or examples of one's own, and score: what `eval_rouge` does.
+
+    Args:
+        checkpoint: a checkpoint, a run folder (its best), a Hugging Face folder or a Hub id.
+        split: of the checkpoint's data: "train", "validation" or "test".
+        data: examples instead, as a split of `train`'s.
+        config: data and generation settings for a Hugging Face folder or Hub id; a checkpoint has
+            its own.
+        metric: as of `train`.
+        output_dir: where rouge.json and predictions.jsonl go; None: <run_dir>/evaluation/step-N/
+            <split>, for examples of one's own .../given.
+        quiet: print nothing.
+        options: what differs from the checkpoint's configuration, as of `load_config`, e.g.
+            `evaluation={"num_beams": 1}`.
+
+    Returns:
+        the same on every rank.
+
+    Raises:
+        UserError, PeerFailed, Preempted: as `train`.
+    """
+    from t5_fsdp.cli.eval_rouge import evaluate_checkpoint
+    from t5_fsdp.cli.process import call
+
+    if split not in ("train", "validation", "test"):
+        raise UserError(f"split is {split!r}; give train, validation or test")
+    layers = _layers_of_model(config, options)
+    layers.own = {
+        "checkpoint": os.fspath(checkpoint),
+        "split": split,
+        "baseline": None,
+        "output_dir": None if output_dir is None else os.fspath(output_dir),
+    }
+
+    def work(session: Session) -> EvaluationResult:
+        given = None if data is None else _rows_to_score(data, layers)
+        folder, source = evaluate_checkpoint(layers, session, given, metric)
+        assert session.world is not None
+        summary = session.world.on_rank_zero(lambda: _read_summary(folder))
+        scores = {name: values["fmeasure"] for name, values in summary["scores"].items()}
+        return EvaluationResult(source, folder, scores | summary.get("metrics", {}), summary)
+
+    return call(work, quiet=quiet)
+
+
+def summarize(
+    texts: Iterable[str],
+    checkpoint: _PathLike,
+    *,
+    chunk: bool = False,
+    config: Config | None = None,
+    quiet: bool = True,
+    **options: Any,
+) -> list[str]:
+    """A summary of each text, in order: what the command `summarize` does.
+
+    The model is loaded anew at each call: give many texts at once.
+
+    Args:
+        texts: to summarize; a blank one has an empty summary.
+        checkpoint: as of `evaluate`.
+        chunk: of texts longer than data.max_source_tokens: summarize parts that fit and join their
+            summaries, instead of cutting.
+        config: as of `evaluate`.
+        quiet: print nothing.
+        options: as of `evaluate`.
+
+    Returns:
+        the same on every rank.
+
+    Raises:
+        UserError, PeerFailed, Preempted: as `train`.
+    """
+    from t5_fsdp.cli.loading import find_model, load_model
+    from t5_fsdp.cli.process import call
+    from t5_fsdp.cli.summarize import write_summaries
+    from t5_fsdp.cli.texts import Text
+
+    layers = _layers_of_model(config, options)
+    listed = [Text(number, text) for number, text in enumerate(_checked_texts(texts))]
+
+    def work(session: Session) -> list[str]:
+        found = find_model(layers, "checkpoint", os.fspath(checkpoint))
+        settings = resolve(layers, found.base)
+        world = session.enter_world()
+        found.choose(settings.evaluation.best_metric, session)
+        session.connect(settings.train.collective_timeout_seconds)
+        loaded = load_model(found, settings, world, session.console)
+        made: list[str] = []
+        write = [lambda text, summary: made.append(summary)]
+        write_summaries(listed, loaded, settings, chunk, write, session)
+        return world.broadcast_object(made)
+
+    return call(work, quiet=quiet)
+
+
+def _check(config: Config, given: Mapping[str, Examples] | None, metric: Metric | None) -> Config:
+    """A copy whose every value is checked, as far as that goes before the examples are written.
+
+    Raises:
+        UserError: lists what is wrong.
+    """
+    config = copy.deepcopy(config)
+    if given is not None:
+        config.data = _as_files(config.data, dict.fromkeys(given, "given"))
+    return resolve(
+        Layers(files=to_dict(config)),
+        check_data=None if given is not None else source_problems,
+        own_metrics=() if metric is None else None,
+    )
+
+
+def _as_files(data: DataConfig, paths: Mapping[str, str]) -> DataConfig:
+    files: dict[str, Any] = {
+        f"{split}_files": [paths[split]] if split in paths else []
+        for split in ("train", "validation", "test")
+    }
+    return dataclasses.replace(data, source="files", dataset=None, subset=None, mixture=[], **files)
+
+
+def _write(given: Mapping[str, Examples], config: Config, world: World) -> None:
+    """Have each node write the examples, and `config` read them."""
+    columns = columns_of(config.data)
+    folder = cache_dir(config) / "given"
+    paths = world.on_each_node(lambda: write_given(given, folder, columns))
+    config.data = _as_files(config.data, paths)
+
+
+def _outcome(config: Config) -> TrainResult:
+    import json
+
+    from t5_fsdp.checkpoint.format import complete_checkpoints, read_state, step_of
+    from t5_fsdp.checkpoint.retention import best_steps
+
+    run_dir = Path(config.run_dir)
+    folders = complete_checkpoints(run_dir)
+    scores = read_state(folders[-1]).scores
+    ranked = best_steps(scores, config.evaluation.best_metric, folders)
+    chosen = next((path for path in folders if step_of(path) in ranked[:1]), folders[-1])
+    status = json.loads((run_dir / "status.json").read_text(encoding="utf-8"))
+    return TrainResult(
+        run_dir=run_dir,
+        step=status["step"],
+        checkpoint=chosen,
+        scores=scores.get(str(step_of(chosen)), {}),
+        message=status["message"],
+    )
+
+
+def _layers_of_model(config: Config | None, options: Mapping[str, Any]) -> Layers:
+    return Layers(files={} if config is None else to_dict(config), flags=nest(options))
+
+
+def _rows_to_score(data: Examples, layers: Layers) -> list[dict[str, Any]]:
+    """document and reference of each example.
+
+    Raises:
+        UserError: one lacks either, or there is none.
+    """
+    section = {**layers.files.get("data", {}), **layers.flags.get("data", {})}
+    columns = (
+        section.get("document_column", DataConfig.document_column),
+        section.get("summary_column", DataConfig.summary_column),
+    )
+    rows = []
+    for number, row in enumerate(given_rows(data, "given", columns)):
+        texts = [row.get(column) for column in columns]
+        for column, text in zip(columns, texts, strict=True):
+            if not isinstance(text, str) or not text.strip():
+                raise UserError(f"data, example {number}: its {column} is {text!r}; give a text")
+        rows.append({"document": texts[0], "reference": texts[1]})
+    if not rows:
+        raise UserError("data has no example; give at least one")
+    return rows
+
+
+def _read_summary(folder: Path) -> dict[str, Any]:
+    import json
+
+    return json.loads((folder / "rouge.json").read_text(encoding="utf-8"))
+
+
+def _checked_texts(texts: Iterable[str]) -> list[str]:
+    if isinstance(texts, str):
+        raise UserError("texts is one string; give a list of them")
+    listed = list(texts)
+    for number, text in enumerate(listed):
+        if not isinstance(text, str):
+            raise UserError(f"text {number} is a {type(text).__name__}; give a string")
+    return listed

@@ -1,0 +1,1 @@
+"""What connects this program with others: trainers and trackers."""

@@ -1,0 +1,344 @@
+"""The library: its functions in this process, on ranks of a pool, and twice in one torchrun."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import t5_fsdp
+from t5_fsdp import Config, UserError, evaluate, load_config, summarize, train
+from tests.conftest import MODEL, ROOT, make_pairs, read_metrics, tiny_options
+
+
+def tiny_config(corpus: Path, run_dir: Path, **options: Any) -> Config:
+    """As `tiny_options`, for the library."""
+    argv = tiny_options(corpus, run_dir)[2:]
+    texts = dict(zip(argv[::2], argv[1::2], strict=True))
+    values = {name[2:]: _value(text) for name, text in texts.items()}
+    return load_config(None, **{"run_dir": run_dir, **values, **options})
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return float(text) if text[:1].isdigit() else text
+
+
+def pairs(count: int, seed: int) -> list[tuple[str, str]]:
+    return [(row["document"], row["summary"]) for row in make_pairs(count, seed)]
+
+
+GIVEN = {"train": pairs(60, 0), "validation": pairs(13, 1), "test": pairs(11, 2)}
+
+
+class Rows:
+    """A dataset as torch has it, whose end no IndexError tells."""
+
+    def __init__(self, rows: list[tuple[str, str]]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, str]:
+        document, summary = self.rows[index % len(self.rows)]
+        return {"text": document, "abstract": summary}
+
+
+def coverage(predictions: list[str], references: list[str]) -> dict[str, float]:
+    """Share of the reference's words that are predicted."""
+    shares = [
+        len(set(prediction.split()) & set(reference.split())) / len(set(reference.split()))
+        for prediction, reference in zip(predictions, references, strict=True)
+    ]
+    return {"coverage": sum(shares) / len(shares)}
+
+
+def losses(run_dir: Path) -> list[float]:
+    return [row["loss"] for row in read_metrics(run_dir, "train")]
+
+
+def test_importing_the_package_is_cheap() -> None:
+    program = (
+        "import sys, t5_fsdp; from t5_fsdp import UserError, load_config\n"
+        "load_config('configs/demo.yaml')\n"
+        "assert not {'torch', 'transformers', 'datasets'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert set(t5_fsdp.__all__) <= set(dir(t5_fsdp))
+    with pytest.raises(AttributeError, match="no attribute 'fit'"):
+        t5_fsdp.fit  # noqa: B018
+
+
+def test_options_are_checked_as_a_commands(tmp_path: Path) -> None:
+    config = load_config(
+        ROOT / "configs/demo.yaml",
+        run_dir=tmp_path,
+        train={"epochs": 1},
+        **{"train.max_steps": 3, "data.train_files": (tmp_path / "a.jsonl",)},
+    )
+    assert config.run_dir == str(tmp_path) and config.optimizer.lr == 3e-3
+    assert (config.train.epochs, config.train.max_steps) == (1.0, 3)
+    assert config.data.train_files == [str(tmp_path / "a.jsonl")]
+    wrong = {"train.epoch": 1, "optimizer": {"lr": "fast"}, "evaluation.num_beams": 0}
+    with pytest.raises(UserError) as caught:
+        load_config(**wrong)
+    assert len(caught.value.problems) == 3 and "train.epochs" in str(caught.value)
+    with pytest.raises(UserError, match="no such file"):
+        load_config("configs/demmo.yaml")
+
+
+def test_examples_in_memory_train_as_the_same_in_files(corpus: Path, tmp_path: Path) -> None:
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    filters, level = list(warnings.filters), logging.getLogger("transformers").level
+    by_files = train(tiny_config(corpus, tmp_path / "files"), quiet=True)
+    config = tiny_config(corpus, tmp_path / "pairs")
+    before = load_config(**{"run_dir": config.run_dir, **_sections(config)})
+    given = train(config, data=GIVEN, quiet=True)
+    assert config == before  # it is the caller's
+    assert losses(given.run_dir) == losses(by_files.run_dir)
+    assert given.scores == by_files.scores and given.scores["loss"] > 0
+    assert given.checkpoint == tmp_path / "pairs/checkpoints/step-00000010"
+    assert (given.step, given.message.split(" (")[0]) == (10, "trained 10 steps")
+
+    columns = {"data.document_column": "text", "data.summary_column": "abstract"}
+    config = tiny_config(corpus, tmp_path / "rows", **columns, **{"train.max_steps": 5})
+    rows = {split: Rows(examples) for split, examples in GIVEN.items()}
+    assert train(config, data=rows, quiet=True).step == 5
+    config.train.max_steps = 10
+    assert train(config, data=rows, quiet=True).step == 10  # it goes on
+    assert losses(tmp_path / "rows") == losses(by_files.run_dir)
+    rows["train"] = Rows(pairs(61, 5))
+    config.train.max_steps = 11
+    with pytest.raises(UserError, match="trained on other training data"):
+        train(config, data=rows, quiet=True)
+    assert handlers == {number: signal.getsignal(number) for number in handlers}
+    assert filters == warnings.filters
+    assert level == logging.getLogger("transformers").level
+
+    found = evaluate(given.run_dir, quiet=True)
+    again = evaluate(given.run_dir, data=GIVEN["test"], quiet=True, metric=coverage)
+    assert found.folder == given.run_dir / "evaluation/step-00000010/test"
+    assert again.folder.name == "given"
+    assert found.scores == {name: again.scores[name] for name in found.scores}
+    predictions = [row["prediction"] for row in found.predictions()]
+    assert predictions == [row["prediction"] for row in again.predictions()]
+    expected = coverage(predictions, [summary for _, summary in GIVEN["test"]])
+    assert again.scores["coverage"] == pytest.approx(expected["coverage"])
+    documents = [document for document, _ in GIVEN["test"]]
+    assert summarize(documents, given.run_dir) == predictions
+    greedy = summarize(documents, given.checkpoint, evaluation={"max_new_tokens": 1})
+    assert max(map(len, greedy)) < max(map(len, predictions))
+
+
+def _sections(config: Config) -> dict[str, Any]:
+    import dataclasses
+
+    values = dataclasses.asdict(config)
+    del values["run_dir"]
+    return values
+
+
+def test_an_own_metric_chooses_the_best(corpus: Path, tmp_path: Path) -> None:
+    options = {
+        "evaluation.every_steps": 4,
+        "evaluation.best_metric": "fewest",
+        "checkpoint.keep_last": 1,
+    }
+    calls: list[int] = []
+
+    def fewest(predictions: list[str], references: list[str]) -> dict[str, Any]:
+        calls.append(len(predictions))
+        assert len(predictions) == len(references)
+        # The earlier, the better: not what ROUGE says.
+        return {"fewest": -len(calls), "odd": float("nan")}
+
+    config = tiny_config(corpus, tmp_path / "run", **options)
+    result = train(config, metric=fewest, quiet=True)
+    assert calls == [8, 13, 13, 13]  # tried, then steps 4, 8 and 10
+    assert result.checkpoint.name == "step-00000004" and result.scores["fewest"] == -2
+    rows = read_metrics(tmp_path / "run", "validation")
+    assert [row["fewest"] for row in rows] == [-2, -3, -4] and rows[0]["odd"] is None
+    written = json.loads(
+        (tmp_path / "run/evaluation/step-00000004/validation/rouge.json").read_text()
+    )
+    assert written["metrics"] == {"fewest": -2.0, "odd": None}
+    # The commands take the checkpoint as it is.
+    assert evaluate(tmp_path / "run", quiet=True).source == str(result.checkpoint)
+    with pytest.raises(UserError, match="best_metric is 'fewest'; give one of rouge1"):
+        train(config, quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        (lambda predictions, references: 0.5, "gives a float"),
+        (lambda predictions, references: {"rouge1": 1.0}, "the name 'rouge1'"),
+        (lambda predictions, references: {"a": "high"}, "a = 'high'; give a number"),
+        (lambda predictions, references: {"other": 1.0}, "best_metric is 'coverage'; .*other"),
+    ],
+)
+def test_a_bad_metric_is_met_before_training(
+    corpus: Path, tmp_path: Path, metric: Any, message: str
+) -> None:
+    config = tiny_config(corpus, tmp_path / "run", **{"evaluation.best_metric": "coverage"})
+    with pytest.raises(UserError, match=message):
+        train(config, metric=metric, quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"dev": []}, "the split 'dev'"),
+        ({"validation": GIVEN["validation"]}, "no training split"),
+        ([("a document", "a summary"), "half"], "train, example 1 is a str: 'half'"),
+        ("text", "train is a str: 'text'"),
+        ([("a", object())], "can't be written as JSON"),
+        ([{"document": "a", "text": "b"}], "no column 'summary'"),
+        ([("a document", [["nested"]])], "column 'summary' holds"),
+    ],
+)
+def test_bad_examples_are_refused(corpus: Path, tmp_path: Path, data: Any, message: str) -> None:
+    options = {"data.cache_dir": tmp_path / "cache"}
+    with pytest.raises(UserError, match=message):
+        train(tiny_config(corpus, tmp_path / "run", **options), data=data, quiet=True)
+    assert not (tmp_path / "run").exists()
+    assert not list((tmp_path / "cache").glob("given/.*"))
+
+
+def test_a_failure_leaves_no_process_group(corpus: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    import torch.distributed as dist
+
+    from t5_fsdp.training.trainer import Trainer
+
+    def fail(self: Any) -> str:
+        raise RuntimeError("a defect")
+
+    config = tiny_config(corpus, tmp_path / "run", **{"train.max_steps": 1})
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "run", fail)
+        with pytest.raises(RuntimeError, match="a defect"):
+            train(config, quiet=True)
+    assert not dist.is_initialized()
+    status = json.loads((tmp_path / "run/status.json").read_text())
+    assert status["state"] == "failed" and "a defect" in status["message"]
+    assert "a defect" in (tmp_path / "run/log.txt").read_text()
+    assert train(config, quiet=True).step == 1
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(UserError, match=r"has a torch\.distributed process group already"):
+            train(config, quiet=True)
+    finally:
+        dist.destroy_process_group()
+
+
+def train_on_ranks(corpus: Path, run_dir: Path) -> tuple[Any, Any, list[str]]:
+    """On a rank of a pool."""
+    result = train(tiny_config(corpus, run_dir), data=GIVEN, metric=coverage, quiet=True)
+    scores = evaluate(run_dir, data=GIVEN["test"], quiet=True).scores
+    return result, scores, summarize(["rice water door."], run_dir)
+
+
+def test_ranks_get_the_same_results(pools: Any, corpus: Path, tmp_path: Path) -> None:
+    one, two = pools(2).run(train_on_ranks, corpus, tmp_path / "run")
+    assert one == two
+    alone = train(tiny_config(corpus, tmp_path / "alone"), quiet=True)
+    assert losses(one[0].run_dir) == pytest.approx(losses(alone.run_dir), rel=1e-5)
+    assert one[0].scores["loss"] == pytest.approx(alone.scores["loss"], rel=1e-4)
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv.pop(1))
+from t5_fsdp import UserError, evaluate, load_config, train
+from tests.test_api import GIVEN, tiny_config
+corpus, run_dir = map(Path, sys.argv[1:])
+for name in ("first", "second"):
+    result = train(tiny_config(corpus, run_dir / name, **{"train.max_steps": 2}), data=GIVEN)
+(run_dir / "file").touch()
+for name, options in (("third", {"train.micro_batch_tokens": 10}), ("file", {})):
+    try:  # met on every rank, then on rank 0 alone
+        train(tiny_config(corpus, run_dir / name, **options), quiet=True)
+    except UserError as error:
+        print("refused:", error)
+print(evaluate(result.run_dir, quiet=True).scores["rouge1"] >= 0)
+"""
+
+
+def test_twice_in_one_torchrun(corpus: Path, tmp_path: Path) -> None:
+    from tests.launch import run as launch
+
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node",
+               "2", tmp_path / "program.py", ROOT, corpus, tmp_path]  # fmt: skip
+    found = launch([str(word) for word in command])
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.count("done: trained 2 steps") == 2 and found.stdout.count("True") == 2
+    assert found.stdout.count("refused: row") == found.stdout.count("is no folder; move") == 2
+    assert losses(tmp_path / "first") == losses(tmp_path / "second")
+
+
+def register_half_t5() -> None:
+    """A T5 whose feed-forward layers add half as much."""
+    from transformers import AutoConfig, AutoModelForSeq2SeqLM, T5Config, T5ForConditionalGeneration
+
+    class HalfT5Config(T5Config):
+        model_type = "half_t5"
+
+        def __init__(self, branch_scale: float = 1.0, **values: Any) -> None:
+            super().__init__(**values)
+            self.branch_scale = branch_scale
+
+    class HalfT5(T5ForConditionalGeneration):
+        config_class = HalfT5Config
+
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            for block in [*self.encoder.block, *self.decoder.block]:
+                block.layer[-1].DenseReluDense.register_forward_hook(
+                    lambda module, inputs, output: output * config.branch_scale
+                )
+
+    AutoConfig.register("half_t5", HalfT5Config, exist_ok=True)
+    AutoModelForSeq2SeqLM.register(HalfT5Config, HalfT5, exist_ok=True)
+
+
+def train_half_t5(corpus: Path, run_dir: Path, scale: float) -> list[float]:
+    """On a rank of a pool, or alone."""
+    register_half_t5()
+    shape = {**json.loads(MODEL), "model_type": "half_t5", "branch_scale": scale}
+    options = {"model.config": shape, "train.max_steps": 4, "data.max_validation_examples": 4}
+    return losses(train(tiny_config(corpus, run_dir, **options), quiet=True).run_dir)
+
+
+def test_an_own_model_is_sharded_evaluated_and_exported(
+    pools: Any, corpus: Path, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForSeq2SeqLM
+
+    from t5_fsdp.checkpoint.manager import read_weights
+    from t5_fsdp.cli.export_hf import main as export
+
+    sharded, _ = pools(2).run(train_half_t5, corpus, tmp_path / "two", 0.5)
+    assert sharded == pytest.approx(train_half_t5(corpus, tmp_path / "one", 0.5), rel=1e-5)
+    whole = train_half_t5(corpus, tmp_path / "whole", 1.0)
+    assert abs(whole[0] - sharded[0]) > 1e-3  # from the same weights: its own forward was trained
+    assert evaluate(tmp_path / "two", data=GIVEN["test"], quiet=True).scores["rouge1"] >= 0
+    folder = tmp_path / "hf"
+    assert export(["--checkpoint", str(tmp_path / "two"), "--output", str(folder)]) == 0
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    assert type(model).__name__ == "HalfT5" and model.config.branch_scale == 0.5
+    stored = read_weights(tmp_path / "two/checkpoints/step-00000004")
+    assert (stored["shared.weight"] == model.get_input_embeddings().weight).all()

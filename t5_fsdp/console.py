@@ -10,6 +10,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
+_COLOURS = {"error": 31, "warning": 33, "done": 32}  # of ECMA-48
+
+
+def paint(text: str, stream: TextIO) -> str:
+    """The text with what it begins with, `error:` and the like, coloured where that is shown."""
+    label, colon, rest = text.partition(":")
+    if label not in _COLOURS or not colon or not _is_terminal(stream):
+        return text
+    return f"\x1b[1;{_COLOURS[label]}m{label}:\x1b[0m{rest}"
+
 
 class Console:
     """Lines on the terminal and, once a run has a folder, in its log.txt.
@@ -18,12 +28,17 @@ class Console:
         enabled: only rank 0 speaks.
         stream: where lines go; standard error where standard output carries results.
         quiet: lines go to the log alone, and there are no bars.
+        colours: on a terminal, see `paint`; the log has none.
     """
 
     def __init__(
-        self, enabled: bool = True, stream: TextIO | None = None, quiet: bool = False
+        self,
+        enabled: bool = True,
+        stream: TextIO | None = None,
+        quiet: bool = False,
+        colours: bool = False,
     ) -> None:
-        self.enabled, self.quiet = enabled, quiet
+        self.enabled, self.quiet, self._colours = enabled, quiet, colours
         self._stream = stream
         self._log: TextIO | None = None
         # Lines of before there was a log; a run that is refused never has one.
@@ -77,6 +92,8 @@ class Console:
         # An example in another script must not end a run on a terminal that can't show it.
         encoding = getattr(stream, "encoding", None) or "utf-8"
         text = text.encode(encoding, "backslashreplace").decode(encoding)
+        if self._colours:
+            text = paint(text, stream)
         if _is_terminal(stream):
             # tqdm moves a live bar out of the way of the line.
             from tqdm import tqdm

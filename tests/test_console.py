@@ -1,12 +1,15 @@
-"""What the terminal can't show ends nothing."""
+"""What the terminal can't show ends nothing; colours and quiet."""
 
 from __future__ import annotations
 
 import io
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from t5_fsdp.cli.process import print_error
 from t5_fsdp.console import Console
 
 
@@ -22,3 +25,43 @@ def test_other_characters_are_written_as_escapes(tmp_path: Path, encoding: str, 
     assert stream.buffer.getvalue().decode(encoding) == shown  # type: ignore[attr-defined]
     log = (tmp_path / "log.txt").read_text(encoding="utf-8")
     assert log.endswith("caf\u00e9 \\ud83d\n")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_colours_are_for_terminals_that_want_them(tmp_path: Path, monkeypatch: Any) -> None:
+    for stream, colours, painted in (
+        (Terminal(), True, True), (Terminal(), False, False), (io.StringIO(), True, False),
+    ):  # fmt: skip
+        console = Console(stream=stream, colours=colours)
+        console.open_log(tmp_path / "log.txt")
+        console.warn("two: colons")
+        console.say("step 1: warning: nothing to colour")
+        shown = stream.getvalue()
+        plain = "warning: two: colons\nstep 1: warning: nothing to colour\n"
+        assert shown.replace("\x1b[1;33m", "").replace("\x1b[0m", "") == plain
+        assert shown.count("\x1b") == (2 if painted else 0)
+        console.close()
+    assert "\x1b" not in (tmp_path / "log.txt").read_text()
+    for environment, painted in (({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)):
+        with monkeypatch.context() as patch:
+            for name in ("NO_COLOR", "TERM"):
+                patch.delenv(name, raising=False)
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            patch.setattr("sys.stderr", Terminal())
+            print_error("error: a; b\n  c")
+            text = sys.stderr.getvalue()  # type: ignore[attr-defined]
+            assert text == ("\x1b[1;31merror:\x1b[0m" if painted else "error:") + " a; b\n  c\n"
+
+
+def test_a_quiet_console_still_logs(tmp_path: Path, capsys: Any) -> None:
+    console = Console(quiet=True)
+    console.open_log(tmp_path / "log.txt")
+    console.say("a line")
+    with console.progress(2, "work") as progress:
+        progress.advance(2)
+    assert capsys.readouterr().out == "" and "a line" in (tmp_path / "log.txt").read_text()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 import shlex
-import sys
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from t5_fsdp.cli import dispatch
 from t5_fsdp.cli.options import Extra, run_options
+from t5_fsdp.cli.process import print_error
 from t5_fsdp.errors import EXIT_DONE, EXIT_USER_ERROR, UserError
 
 _USAGE = f"""usage: {dispatch.PROGRAM} completion bash|zsh|fish
@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
     if len(argv) != 1 or argv[0] not in makers:
         given = " ".join(argv) or "nothing"
         problem = f"completion got {given!r}; give one of {', '.join(makers)}"
-        print(UserError(problem).render(), file=sys.stderr)
+        print_error(UserError(problem).render())
         return EXIT_USER_ERROR
     print(makers[argv[0]](), end="")
     return EXIT_DONE

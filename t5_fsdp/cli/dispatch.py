@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
         return EXIT_DONE
     command = find(name)
     if command is None:
-        print_once(UserError(_unknown(name)).render(), error=True)
+        _print_error_once(UserError(_unknown(name)).render())
         return EXIT_USER_ERROR
     return importlib.import_module(command.module).main(list(rest))
 
@@ -113,7 +113,14 @@ def _version() -> str:
     return sys.modules[__name__.partition(".")[0]].__version__
 
 
-def print_once(text: str, error: bool = False) -> None:
+def print_once(text: str) -> None:
     """Print on one process only: under torchrun every rank reads the same command line."""
     if read_launch().rank == 0:
-        print(text, file=sys.stderr if error else sys.stdout, flush=True)
+        print(text, flush=True)
+
+
+def _print_error_once(text: str) -> None:
+    from t5_fsdp.cli.process import print_error
+
+    if read_launch().rank == 0:
+        print_error(text)

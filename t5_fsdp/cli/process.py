@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
+import os
 import shutil
 import sys
 import time
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from t5_fsdp.console import Console
+from t5_fsdp.console import Console, paint
 from t5_fsdp.distributed import Launch, World, end_with_launcher, enter_world, read_launch
 from t5_fsdp.errors import (
     EXIT_DEFECT,
@@ -103,11 +104,12 @@ def run(command: Callable[[Session], None], *, results_on_stdout: bool = False) 
         try:
             launch = read_launch()
         except UserError as error:
-            print(error.render(), file=sys.stderr, flush=True)
+            print_error(error.render())
             return EXIT_USER_ERROR
         end_with_launcher(launch)
         stream = sys.stderr if results_on_stdout else None
-        session = Session(launch, interruption, Console(launch.rank == 0, stream))
+        console = Console(launch.rank == 0, stream, colours=_colours())
+        session = Session(launch, interruption, console)
         try:
             command(session)
             _disconnect(session)
@@ -119,7 +121,7 @@ def run(command: Callable[[Session], None], *, results_on_stdout: bool = False) 
         except BaseException as error:
             # torchrun sends SIGTERM to the ranks that are left when the first one ends.
             with interruption.deferred():
-                _, code = _fail(session, error, _print_error)
+                _, code = _fail(session, error, print_error)
                 if session.world is not None:
                     session.world.say_goodbye(_SECONDS_FOR_THE_LAST)
             return code
@@ -146,7 +148,8 @@ def call(command: Callable[[Session], T], *, quiet: bool = False) -> T:
         launch = read_launch()
         _refuse_a_second_group()
         end_with_launcher(launch)
-        session = Session(launch, interruption, Console(launch.rank == 0, quiet=quiet))
+        console = Console(launch.rank == 0, quiet=quiet, colours=_colours())
+        session = Session(launch, interruption, console)
         try:
             result = command(session)
             _disconnect(session)
@@ -202,8 +205,13 @@ def _disconnect(session: Session) -> None:
         session.world.disconnect()
 
 
-def _print_error(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+def print_error(text: str) -> None:
+    """What `UserError.render` gives, or a traceback, on standard error."""
+    print(paint(text, sys.stderr) if _colours() else text, file=sys.stderr, flush=True)
+
+
+def _colours() -> bool:
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def _fail(

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         TrainResult,
         evaluate,
         load_config,
+        plan,
         summarize,
         train,
     )
@@ -25,6 +26,7 @@ __all__ = [
     "UserError",
     "evaluate",
     "load_config",
+    "plan",
     "summarize",
     "train",
 ]

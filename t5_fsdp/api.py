@@ -256,6 +256,62 @@ def summarize(
     return call(work, quiet=quiet)
 
 
+def plan(
+    config: Config,
+    *,
+    world_size: int = 8,
+    devices_per_node: int = 8,
+    device: str = "a100-40",
+    device_memory_gib: float | None = None,
+    source_tokens: float | None = None,
+    target_tokens: float | None = None,
+    num_examples: int | None = None,
+    price_per_hour: float | None = None,
+    simulate: bool = False,
+    sweep: bool = False,
+    quiet: bool = True,
+) -> dict[str, Any]:
+    """Memory and time of a training run without running it: what the command `plan` does.
+
+    Args:
+        config: of the run; its data need not be there.
+        world_size: devices, one process each.
+        devices_per_node: of one machine.
+        device: a100-40, a100-80, h100, h200, l4, a10g or cpu.
+        device_memory_gib: of one device; None: as of `device`.
+        source_tokens, target_tokens: mean tokens, for the time; None: of the prepared data, else
+            the most that the configuration allows.
+        num_examples: for training; None: of the prepared data.
+        price_per_hour: dollars for a node.
+        simulate: run a rank's step on tensors without memory as well: seconds to minutes.
+        sweep: go through settings: what fits, fastest first.
+        quiet: print nothing.
+
+    Returns:
+        the numbers that `t5-fsdp plan --json` writes (docs/planning.md).
+
+    Raises:
+        UserError: what the user can mend.
+    """
+    from t5_fsdp.cli.plan import make_plan
+    from t5_fsdp.cli.process import call
+
+    own = {
+        "world_size": world_size,
+        "devices_per_node": devices_per_node,
+        "device": device,
+        "device_memory_gib": device_memory_gib,
+        "source_tokens": source_tokens,
+        "target_tokens": target_tokens,
+        "num_examples": num_examples,
+        "price_per_hour": price_per_hour,
+        "simulate": simulate,
+        "sweep": sweep,
+    }
+    checked = resolve(Layers(files=to_dict(config)), own_metrics=None)
+    return call(lambda session: make_plan(checked, own, session), quiet=quiet)
+
+
 def _check(config: Config, given: Mapping[str, Examples] | None, metric: Metric | None) -> Config:
     """A copy whose every value is checked, as far as that goes before the examples are written.
 

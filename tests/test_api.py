@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import t5_fsdp
-from t5_fsdp import Config, UserError, evaluate, load_config, summarize, train
+from t5_fsdp import Config, UserError, evaluate, load_config, plan, summarize, train
 from tests.conftest import MODEL, ROOT, make_pairs, read_metrics, tiny_options
 
 
@@ -241,6 +241,21 @@ def test_a_failure_leaves_no_process_group(corpus: Path, tmp_path: Path, monkeyp
             train(config, quiet=True)
     finally:
         dist.destroy_process_group()
+
+
+def test_a_plan_gives_the_commands_numbers(corpus: Path, tmp_path: Path) -> None:
+    from t5_fsdp.cli.plan import main as plan_command
+
+    argv = tiny_options(corpus, tmp_path / "run")
+    config = tiny_config(corpus, tmp_path / "run")
+    found = plan(config, world_size=2, device="h100", simulate=True)
+    options = {"--world_size": 2, "--device": "h100", "--json": tmp_path / "plan.json"}
+    words = [str(word) for pair in options.items() for word in pair]
+    assert plan_command([*argv, *words]) == 0
+    assert found == json.loads((tmp_path / "plan.json").read_text())
+    assert found["method"] == "simulation" and found["fits"]
+    with pytest.raises(UserError, match="--device is v100; give one of a100-40"):
+        plan(config, device="v100", world_size=0)
 
 
 def train_on_ranks(corpus: Path, run_dir: Path) -> tuple[Any, Any, list[str]]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from t5_fsdp.cli.options import Extra, Layers, parse_layers, resolve
+from t5_fsdp.cli.options import Extra, parse_layers, resolve
 from t5_fsdp.cli.prepare_data import cache_dir
 from t5_fsdp.cli.process import Session, run
 from t5_fsdp.config import Config, width_multiple
@@ -60,20 +60,35 @@ def _plan(argv: Sequence[str], session: Session) -> None:
         extra=_EXTRA,
         config_required=True,
     )
-    config = resolve(layers)
-    _check(layers.own)
-    session.enter_world()
-    world = _planned_world(layers.own)
-    planned = plan_run(config, world)
-    report: dict[str, Any] = _Plan(planned, config, layers, session).make()
+    report = make_plan(resolve(layers), layers.own, session)
     if layers.own["json"]:
         write_json(Path(layers.own["json"]), report)
         session.console.say(f"written: {layers.own['json']}")
 
 
-def _check(own: dict[str, Any]) -> None:
+def make_plan(config: Config, own: Mapping[str, Any], session: Session) -> dict[str, Any]:
+    """Say the plan; its numbers, as `--json` writes them.
+
+    Args:
+        config: checked.
+        own: the command's own options.
+        session: whose console speaks.
+
+    Raises:
+        UserError: what is wrong with them, or with the run.
+    """
+    _check(own)
+    session.enter_world()
+    return _Plan(plan_run(config, _planned_world(own)), config, own, session).make()
+
+
+def _check(own: Mapping[str, Any]) -> None:
     """Raises UserError with all that is wrong with the command's own options."""
+    from t5_fsdp.model.devices import DEVICES
+
     problems = []
+    if own["device"] not in (*DEVICES, "cpu"):
+        problems.append(f"--device is {own['device']}; give one of {', '.join(DEVICES)}, cpu")
     for name in ("world_size", "devices_per_node", "num_examples"):
         if own[name] is not None and not 1 <= own[name] <= 2**20 * (2**20 if "ex" in name else 1):
             problems.append(f"--{name} is {own[name]}; give a whole number above 0")
@@ -91,7 +106,7 @@ def _check(own: dict[str, Any]) -> None:
         raise UserError(*problems)
 
 
-def _planned_world(own: dict[str, Any]) -> World:
+def _planned_world(own: Mapping[str, Any]) -> World:
     import torch
 
     from t5_fsdp.distributed import Launch, World
@@ -151,13 +166,12 @@ class _Plan:
     """From a planned run to what is printed and written."""
 
     def __init__(
-        self, planned: PlannedRun, config: Config, layers: Layers, session: Session
+        self, planned: PlannedRun, config: Config, own: Mapping[str, Any], session: Session
     ) -> None:
         from t5_fsdp.model.devices import DEVICES
         from t5_fsdp.planning.fit import usable_bytes
         from t5_fsdp.planning.workload import find_workload
 
-        own = layers.own
         self._config, self._own, self._session = config, own, session
         self._device: Device | None = DEVICES.get(own["device"])
         if own["device_memory_gib"] is not None:

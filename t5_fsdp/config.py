@@ -15,6 +15,7 @@ import re
 import typing
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 ALL_LINEAR = "all-linear"  # peft's word for every linear layer but the output head
@@ -398,6 +399,11 @@ def width_multiple(config: Config) -> int:
     if config.train.width_multiple is not None:
         return config.train.width_multiple
     return _COMPILED_WIDTH_MULTIPLE if config.parallel.compile else 1
+
+
+def cache_folder(config: Config) -> str:
+    """Where prepared data is kept: data.cache_dir, or .cache beside run_dir."""
+    return config.data.cache_dir or str(Path(config.run_dir).parent / ".cache")
 
 
 def to_dict(config: Any) -> dict[str, Any]:

@@ -60,7 +60,9 @@ class Adafactor(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient; a collective of those that share shards."""
-        assert closure is None, "there is nothing here that evaluates a loss again"
+        if closure is not None:  # of torch's protocol: it computes the gradients
+            with torch.enable_grad():
+                closure()
         pieces = [
             self._piece(parameter, group)
             for group in self.param_groups

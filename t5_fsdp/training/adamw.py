@@ -55,7 +55,9 @@ class LowPrecisionMomentsAdamW(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
-        assert closure is None, "there is nothing here that evaluates a loss again"
+        if closure is not None:  # of torch's protocol: it computes the gradients
+            with torch.enable_grad():
+                closure()
         index = -1
         for group in self.param_groups:
             for parameter in group["params"]:

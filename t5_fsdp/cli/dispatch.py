@@ -44,6 +44,7 @@ COMMANDS = {
     ),
     "report": Command("t5_fsdp.cli.report", "one HTML page about a run, or about several"),
     "plan": Command("t5_fsdp.cli.plan", "memory and time of a run, before anyone pays for it"),
+    "benchmark": Command("t5_fsdp.cli.benchmark", "this program and its peers on the same work"),
     "doctor": Command("t5_fsdp.cli.doctor", "what this machine lacks for a run"),
     "checkpoints": Command("t5_fsdp.checkpoint.__main__", "list and check a run's checkpoints"),
     "completion": Command("t5_fsdp.cli.completion", "completion for bash, zsh or fish"),

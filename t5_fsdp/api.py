@@ -103,6 +103,7 @@ def train(
     *,
     data: GivenData | None = None,
     metric: Metric | None = None,
+    check_memory: bool = True,
     quiet: bool = False,
 ) -> TrainResult:
     """Fine-tune a model, or go on with the run in `config.run_dir`: what the command `train` does.
@@ -119,6 +120,7 @@ def train(
             many texts in both; a mapping from names to numbers, higher is better. They stand beside
             ROUGE in metrics.jsonl and rouge.json, and `config.evaluation.best_metric` may name one.
             It is tried on a few references before training.
+        check_memory: on a GPU, refuse what is estimated to exceed its memory clearly.
         quiet: print nothing; the run's log.txt has all.
 
     Returns:
@@ -143,7 +145,7 @@ def train(
             _write(given, config, world)
             if problems := source_problems(config.data):
                 raise UserError(*problems)
-        train_model(config, session, world, metric)
+        train_model(config, session, world, metric, check_memory)
         return world.on_rank_zero(lambda: _outcome(config))
 
     return call(work, quiet=quiet)

@@ -50,7 +50,8 @@ def test_training_is_the_same_with_and_without(
     assert expected.keys() == found.keys()
     assert all(torch.equal(expected[name], found[name]) for name in expected)
     assert all(0 < row["evaluation_share"] < 1 for row in validations)
-    assert "% of it validation); the run is in" in out.splitlines()[-1]
+    [ending] = [line for line in out.splitlines() if line.startswith("done:")]
+    assert "% of it validation); the run is in" in ending
     _check_shown(often, out)
 
 

@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from t5_fsdp.errors import UserError
 
@@ -25,25 +25,75 @@ def write_atomically(path: Path, texts: Iterable[str]) -> None:
     """Write UTF-8 text in one move: a reader, or a crash, sees the old file or the new one.
 
     Args:
-        path: its folder is made if needed.
+        path: its folder is made if needed. A pipe or device is written to, never replaced.
         texts: parts, written one after the other.
 
     Raises:
         OSError: the file cannot be written; the old one is untouched.
     """
+    try:
+        _write(path, texts)
+    except OSError as error:
+        if error.filename is None:  # a full disk names no file
+            error.filename = str(path)
+        raise
+
+
+def _write(path: Path, texts: Iterable[str]) -> None:
+    if _is_special(path):
+        with path.open("wb") as file:
+            _write_texts(file, texts)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    partial = _partial(path)
     try:
         with partial.open("wb") as file:
-            for text in texts:
-                # UTF-8 has no lone surrogates; as \udXXX they are valid JSON and read back alike.
-                file.write(text.encode("utf-8", errors="backslashreplace"))
+            _write_texts(file, texts)
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
     finally:
         with contextlib.suppress(OSError):  # must not hide the first error
             partial.unlink(missing_ok=True)
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.part")
+
+
+def _is_special(path: Path) -> bool:
+    """Whether it is there and neither file nor folder: a pipe, /dev/null, /dev/stdout."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _write_texts(file: BinaryIO, texts: Iterable[str]) -> None:
+    for text in texts:
+        # UTF-8 has no lone surrogates; as \udXXX they are valid JSON and read back alike.
+        file.write(text.encode("utf-8", errors="backslashreplace"))
+
+
+def check_writable(path: Path, option: str) -> None:
+    """Ask before long work whether its result can be written; makes the file's folder.
+
+    Args:
+        option: how the user gave the path, for messages.
+
+    Raises:
+        UserError: it is a folder, or no file can be made there.
+    """
+    if path.is_dir():
+        raise UserError(f"{option} {path} is a folder; give a file")
+    if _is_special(path):
+        return
+    partial = _partial(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.touch()
+        partial.unlink()
+    except OSError as error:
+        raise UserError(
+            f"{option} {path} can't be written ({error.strerror}); give another path"
+        ) from None
 
 
 def write_json(path: Path, value: Any) -> None:

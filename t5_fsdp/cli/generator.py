@@ -32,8 +32,6 @@ def generates_sharded(
     """
     from t5_fsdp.model.build import build_on_meta, num_parameters
     from t5_fsdp.model.devices import free_memory_bytes
-    from t5_fsdp.model.flops import T5Shape
-    from t5_fsdp.model.memory import decoding_bytes
     from t5_fsdp.parallel.common import DTYPES
 
     options = config.evaluation
@@ -42,16 +40,7 @@ def generates_sharded(
     if world.world_size == 1 or (engine is not None and not config.parallel.frees_units):
         return False
     dtype, parameters = DTYPES[config.parallel.param_dtype], num_parameters(build_on_meta(spec))
-    needed = decoding_bytes(
-        T5Shape.of(spec.config),
-        num_parameters=parameters,
-        itemsize=dtype.itemsize,
-        batch_tokens=options.batch_tokens,
-        num_beams=options.num_beams,
-        max_source_tokens=config.data.max_source_tokens,
-        max_new_tokens=options.max_new_tokens,
-        batch_examples=options.batch_examples,
-    )
+    needed = whole_model_bytes(spec, config, parameters)
     if engine is not None:
         needed = max(needed, parameters * engine.gather_bytes(dtype))
     free = free_memory_bytes(world.device, world.launch.local_world_size)
@@ -63,6 +52,25 @@ def generates_sharded(
         "than is free: the weights stay sharded, which is slower (evaluation.generation_mode)"
     )
     return True
+
+
+def whole_model_bytes(spec: ModelSpec, config: Config, num_parameters: int) -> int:
+    """What a whole copy of the model and a batch of its longest sources take to generate."""
+    from t5_fsdp.model.flops import T5Shape
+    from t5_fsdp.model.memory import decoding_bytes
+    from t5_fsdp.parallel.common import DTYPES
+
+    options = config.evaluation
+    return decoding_bytes(
+        T5Shape.of(spec.config),
+        num_parameters=num_parameters,
+        itemsize=DTYPES[config.parallel.param_dtype].itemsize,
+        batch_tokens=options.batch_tokens,
+        num_beams=options.num_beams,
+        max_source_tokens=config.data.max_source_tokens,
+        max_new_tokens=options.max_new_tokens,
+        batch_examples=options.batch_examples,
+    )
 
 
 def training_generator(

@@ -13,7 +13,7 @@ from t5_fsdp.cli.prepare_data import cache_dir
 from t5_fsdp.cli.process import Session, run
 from t5_fsdp.config import Config, width_multiple
 from t5_fsdp.errors import UserError
-from t5_fsdp.files import write_json
+from t5_fsdp.files import check_writable, write_json
 
 if TYPE_CHECKING:
     from t5_fsdp.distributed import World
@@ -44,6 +44,8 @@ _EXTRA = [
     Extra("json", "Write the numbers to this file as well.", type=str | None, metavar="FILE"),
 ]  # fmt: skip
 _SIMULATED_OF_SWEEP = 3
+_MOST_RANKS = 2**20
+_MOST_EXAMPLES = 2**40
 _GIB = 2**30
 
 
@@ -60,10 +62,16 @@ def _plan(argv: Sequence[str], session: Session) -> None:
         extra=_EXTRA,
         config_required=True,
     )
-    report = make_plan(resolve(layers), layers.own, session)
-    if layers.own["json"]:
-        write_json(Path(layers.own["json"]), report)
-        session.console.say(f"written: {layers.own['json']}")
+    config = resolve(layers)
+    if session.launch.world_size > 1:
+        raise UserError("plan runs as one process, for any --world_size; start it without torchrun")
+    file = None if layers.own["json"] is None else Path(layers.own["json"])
+    if file is not None:
+        check_writable(file, "--json")
+    report = make_plan(config, layers.own, session)
+    if file is not None:
+        write_json(file, report)
+        session.console.say(f"written: {file}")
 
 
 def make_plan(config: Config, own: Mapping[str, Any], session: Session) -> dict[str, Any]:
@@ -77,24 +85,34 @@ def make_plan(config: Config, own: Mapping[str, Any], session: Session) -> dict[
     Raises:
         UserError: what is wrong with them, or with the run.
     """
-    _check(own)
+    _check(own, config)
     session.enter_world()
     return _Plan(plan_run(config, _planned_world(own)), config, own, session).make()
 
 
-def _check(own: Mapping[str, Any]) -> None:
+def _check(own: Mapping[str, Any], config: Config) -> None:
     """Raises UserError with all that is wrong with the command's own options."""
     from t5_fsdp.model.devices import DEVICES
 
     problems = []
     if own["device"] not in (*DEVICES, "cpu"):
         problems.append(f"--device is {own['device']}; give one of {', '.join(DEVICES)}, cpu")
-    for name in ("world_size", "devices_per_node", "num_examples"):
-        if own[name] is not None and not 1 <= own[name] <= 2**20 * (2**20 if "ex" in name else 1):
-            problems.append(f"--{name} is {own[name]}; give a whole number above 0")
-    for name in ("device_memory_gib", "source_tokens", "target_tokens", "price_per_hour"):
+    whole = {"world_size": _MOST_RANKS, "devices_per_node": _MOST_RANKS,
+             "num_examples": _MOST_EXAMPLES}  # fmt: skip
+    problems += [
+        f"--{name} is {own[name]}; give a whole number from 1 to {most:,}"
+        for name, most in whole.items()
+        if own[name] is not None and not 1 <= own[name] <= most
+    ]
+    for name in ("device_memory_gib", "price_per_hour"):
         if own[name] is not None and not 0 < own[name] < 1e9:
-            problems.append(f"--{name} is {own[name]}; give a number above 0")
+            problems.append(f"--{name} is {own[name]}; give a number above 0 and below 1e9")
+    for name in ("source_tokens", "target_tokens"):
+        most = getattr(config.data, f"max_{name}")
+        if own[name] is not None and not 1 <= own[name] <= most:
+            problems.append(
+                f"--{name} is {own[name]:g}; give a mean from 1 to data.max_{name}, {most}"
+            )
     size, local = own["world_size"], own["devices_per_node"]
     if not problems and size > local and size % local:
         problems.append(
@@ -126,7 +144,8 @@ def plan_run(config: Config, world: World, spec: ModelSpec | None = None) -> Pla
     Raises:
         UserError: the model is not to be had, or the sharding does not suit the ranks.
     """
-    from t5_fsdp.model.build import build_on_meta, check_positions
+    from t5_fsdp.model.build import build_on_meta, check_model, check_positions
+    from t5_fsdp.model.flops import T5Shape
     from t5_fsdp.parallel.mesh import mesh_problems
     from t5_fsdp.planning.model_sizes import ModelSizes
     from t5_fsdp.planning.planned_model import planned_spec
@@ -139,6 +158,14 @@ def plan_run(config: Config, world: World, spec: ModelSpec | None = None) -> Pla
         lengths = {f"data.{n}": getattr(config.data, n)
                    for n in ("max_source_tokens", "max_target_tokens")}  # fmt: skip
         check_positions(spec.config, lengths, width_multiple(config))
+        check_model(spec, config.model.attention)
+    try:
+        T5Shape.of(spec.config)
+    except AttributeError:
+        raise UserError(
+            f"the options of a {spec.config.model_type} do not say its shape as those of a T5, "
+            "BART or Pegasus do; use one of these"
+        ) from None
     return PlannedRun(
         spec=spec,
         sizes=ModelSizes.of(build_on_meta(spec, config.model.attention), config.parallel),
@@ -202,10 +229,16 @@ class _Plan:
         say(tables.heading(run, batch, self._own["device"]))
         simulated = self._simulate(run) if self._own["simulate"] else None
         parts = simulated or estimated
-        fitting = largest_micro_batch_tokens(run, self._limit)
-        changes = [] if parts.peak <= self._limit else remedies(run, self._limit)
+        # Where the simulation finds more, the advice of the closed forms has to leave room for it.
+        limit = min(self._limit, self._limit * estimated.peak // parts.peak)
+        fitting = largest_micro_batch_tokens(run, limit)
+        changes = [] if parts.peak <= self._limit else remedies(run, limit)
         say(tables.memory(estimated, simulated))
         say(tables.verdict(parts, self._memory, self._limit, fitting, run, changes))
+        validation = self._validation(parts)
+        if parts.peak <= self._limit:
+            mode = self._config.evaluation.generation_mode
+            say(tables.validation(validation, self._limit, run, mode))
         report = {
             "model": self._config.model.name,
             "num_parameters": run.sizes.count,
@@ -223,44 +256,68 @@ class _Plan:
             "largest_micro_batch_tokens": fitting,
             "micro_batch": dataclasses.asdict(batch),
             "changes_that_fit": [change.options for change in changes],
+            "validation_bytes": sum(validation),
             **self._time(),
         }
         if self._own["sweep"]:
             report["sweep"] = self._sweep()
         return report
 
+    def _validation(self, parts: MemoryParts) -> tuple[int, int]:
+        """Bytes of what a validation finds on the device, and of a whole model that generates."""
+        from t5_fsdp.cli.generator import whole_model_bytes
+
+        run = self._run
+        needed = whole_model_bytes(run.spec, self._config, run.sizes.count)
+        return parts.parameters + parts.optimizer_state, needed
+
+    def _warn(self, text: str) -> None:
+        from t5_fsdp.cli.plan_tables import wrap
+
+        self._session.console.say(wrap(f"warning: {text}"))
+
     def _simulate(self, run: PlannedRun) -> MemoryParts | None:
         """What the simulation finds, or None, with a warning, where it is not to be had."""
         try:
             return self._try_to_simulate(run)
         except UserError as error:
-            self._session.console.warn(f"no simulation: {error.problems[0]}")
+            self._warn(f"no simulation: {error.problems[0]}")
             return None
 
     def _try_to_simulate(self, run: PlannedRun) -> MemoryParts:
+        from t5_fsdp.cli.plan_tables import wrap
         from t5_fsdp.model.loss import LossOptions
         from t5_fsdp.planning.memory import worst_micro_batch
         from t5_fsdp.planning.simulation import simulate
 
         console = self._session.console
         batch, train = worst_micro_batch(run), run.train
-        result = simulate(
-            run.spec,
-            run.parallel,
-            run.optimizer,
-            LossOptions(train.label_smoothing, train.z_loss, train.loss_chunk_rows),
-            world_size=run.world.world_size,
-            devices_per_node=run.world.launch.local_world_size,
-            rows=batch.rows,
-            source_tokens=batch.source,
-            target_tokens=batch.target,
-            micro_batches=min(3, run.micro_batches),  # a first, one between and a last
-            attention=run.attention,
-            for_gpu=run.world.device.type == "cuda",
-        )
+        with console.progress(100, "simulated, percent") as progress:
+            percent = 0
+
+            def advance(done: int, total: int) -> None:
+                nonlocal percent
+                progress.advance(100 * done // total - percent)
+                percent = 100 * done // total
+
+            result = simulate(
+                run.spec,
+                run.parallel,
+                run.optimizer,
+                LossOptions(train.label_smoothing, train.z_loss, train.loss_chunk_rows),
+                world_size=run.world.world_size,
+                devices_per_node=run.world.launch.local_world_size,
+                rows=batch.rows,
+                source_tokens=batch.source,
+                target_tokens=batch.target,
+                micro_batches=min(3, run.micro_batches),  # a first, one between and a last
+                attention=run.attention,
+                for_gpu=run.world.device.type == "cuda",
+                progress=advance,
+            )
         console.say(f"simulated in {result.seconds:.0f} s")
         for note in result.notes:
-            console.say(f"simulated otherwise than it runs: {note}")
+            console.say(wrap(f"simulated otherwise than it runs: {note}"))
         return result.parts
 
     def _time(self) -> dict[str, Any]:
@@ -278,6 +335,11 @@ class _Plan:
         self._session.console.say(
             tables.time(time, workload, steps, hours, dollars, nodes, price, self._device)
         )
+        if self._run.parallel.cpu_offload:
+            self._warn(
+                "the step takes longer: parallel.cpu_offload's copies and its optimizer on the CPU "
+                "are not counted"
+            )
         return {
             **time.to_json(),
             "mean_source_tokens": workload.lengths.source,

@@ -25,8 +25,20 @@ _WIDTH = 80
 _AGREE = 0.10
 
 
-def _wrap(text: str) -> str:
+def wrap(text: str) -> str:
+    """Lines of 80 columns."""
     return textwrap.fill(text, _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count:,} {what}" + ("" if count == 1 else "es" if what.endswith("ch") else "s")
+
+
+def _seconds(seconds: float) -> str:
+    """Three digits, since steps take milliseconds to minutes."""
+    if seconds >= 100:
+        return f"{seconds:.1f}"
+    return f"{seconds:#.3g}" if seconds >= 1e-4 else "0"
 
 
 def heading(run: PlannedRun, batch: MicroBatchShape, device: str) -> str:
@@ -39,16 +51,16 @@ def heading(run: PlannedRun, batch: MicroBatchShape, device: str) -> str:
         optimizer += f" {run.optimizer.moments_dtype}"
     sharding = parallel.sharding or ("no_shard" if parallel.engine == "ddp" else "full_shard")
     what = (
-        f"{run.sizes.count:,} parameters{trained}, {world.world_size} x {device} on {nodes} "
-        f"{'node' if nodes == 1 else 'nodes'}, {parallel.engine} {sharding} "
+        f"{run.sizes.count:,} parameters{trained}, {world.world_size} x {device} on "
+        f"{_number(nodes, 'node')}, {parallel.engine} {sharding} "
         f"{parallel.param_dtype}, activation checkpointing {parallel.activation_checkpointing}, "
         f"{optimizer}"
     )
     rows = (
         f"the micro-batch that needs most: {batch.rows} x ({batch.source} + {batch.target}) "
-        f"tokens; {run.micro_batches} of the longest examples in a step"
+        f"tokens; a step of the longest examples has {_number(run.micro_batches, 'micro-batch')}"
     )
-    return f"{_wrap(what)}\n{_wrap(rows)}"
+    return f"{wrap(what)}\n{wrap(rows)}"
 
 
 def memory(estimated: MemoryParts, simulated: MemoryParts | None) -> str:
@@ -65,7 +77,7 @@ def memory(estimated: MemoryParts, simulated: MemoryParts | None) -> str:
         if abs(difference) > _AGREE:
             more = "more" if difference > 0 else "less"
             lines.append(
-                _wrap(
+                wrap(
                     f"the closed form says {abs(difference):.0%} {more} than the simulation, which "
                     "counts; the largest micro-batch and the advice below are the closed form's"
                 )
@@ -103,7 +115,34 @@ def verdict(
         share = run.examples_a_rank * sum(run.longest)
         note = " (a rank's whole share of a step)" if fitting >= share else ""
         lines.append(f"largest train.micro_batch_tokens that fits: {fitting:,}{note}")
-    return "\n".join(_wrap(line) for line in lines)
+    return "\n".join(wrap(line) for line in lines)
+
+
+def validation(needed: tuple[int, int], limit: int, run: PlannedRun, mode: str) -> str:
+    """Whether the whole model that a validation generates with has room.
+
+    Args:
+        needed: bytes of weights and optimizer state, and of the whole model and its batch.
+        limit: usable bytes of the device.
+        mode: `evaluation.generation_mode`.
+    """
+    lasting, whole = (size / _GIB for size in needed)
+    text = (
+        f"validation: a whole model that generates takes {whole:.1f} GiB beside {lasting:.1f} of "
+        "weights and optimizer state"
+    )
+    may_shard = run.parallel.frees_units and run.world.world_size > 1
+    if mode == "sharded":
+        return wrap(f"{text}; not needed with evaluation.generation_mode: sharded")
+    if sum(needed) <= limit:
+        return wrap(f"{text}: fits")
+    if mode == "auto" and may_shard:
+        return wrap(
+            f"{text}: too much, so the weights stay sharded, which is slow "
+            "(evaluation.generation_mode)"
+        )
+    remedy = "set evaluation.generation_mode to auto, or " if may_shard else ""
+    return wrap(f"{text}: does not fit; {remedy}lower evaluation.batch_tokens or num_beams")
 
 
 def time(
@@ -118,17 +157,18 @@ def time(
 ) -> str:
     """Seconds of a step and what they rest on, hours and dollars."""
     lengths = workload.lengths
-    gigabytes = (
-        f"{found.communication_within_node_bytes / 1e9:.2f} GB within a node (a device), "
-        f"{found.communication_between_nodes_bytes / 1e9:.2f} GB between nodes (a node)"
-    )
+    gigabytes = f"{found.communication_within_node_bytes / 1e9:.2f} GB within a node (a device)"
+    if nodes > 1:
+        between = found.communication_between_nodes_bytes / 1e9
+        gigabytes += f", {between:.2f} GB between nodes (a node)"
     lines = [
-        f"step: {found.step_seconds:.2f} s = max(arithmetic {found.compute_seconds:.2f}, "
-        f"communication {found.communication_seconds - found.exposed_seconds:.2f}) + not "
-        f"overlapped {found.exposed_seconds:.3f} + optimizer {found.optimizer_seconds:.3f}",
+        f"step: {_seconds(found.step_seconds)} s = max(arithmetic "
+        f"{_seconds(found.compute_seconds)}, communication "
+        f"{_seconds(found.communication_seconds - found.exposed_seconds)}) + not overlapped "
+        f"{_seconds(found.exposed_seconds)} + optimizer {_seconds(found.optimizer_seconds)}",
         f"communication of a step: {gigabytes}",
-        f"{found.tokens_per_second:,.0f} tokens/s, {found.mfu:.0%} MFU, {found.micro_batches} "
-        "micro-batches a step",
+        f"{found.tokens_per_second:,.0f} tokens/s, {found.mfu:.0%} MFU, "
+        f"{_number(found.micro_batches, 'micro-batch')} a step",
         f"tokens of an example: {lengths.source:.0f} + {lengths.target:.0f} ({lengths.origin}); "
         f"{COMPUTE_EFFICIENCY:.0%} of the peak and {BANDWIDTH_EFFICIENCY:.0%} of the bandwidths "
         f"of {device.name} in {device.node}",
@@ -141,10 +181,14 @@ def time(
         if workload.num_examples is not None:
             origin = f" of {workload.num_examples:,} examples ({workload.num_examples_origin})"
         lines.append(
-            f"run: {steps:,} steps{origin} take {hours:.2f} h on {nodes} "
-            f"{'node' if nodes == 1 else 'nodes'}{cost}, without validation and checkpoints"
+            f"run: {_number(steps, 'step')}{origin} take {_duration(hours)} on "
+            f"{_number(nodes, 'node')}{cost}, without validation and checkpoints"
         )
-    return "\n".join(_wrap(line) for line in lines)
+    return "\n".join(wrap(line) for line in lines)
+
+
+def _duration(hours: float) -> str:
+    return f"{hours:,.2f} h" if hours >= 1 else f"{60 * hours:.1f} min"
 
 
 def sweep(found: Sequence[Candidate], shown: int = 12) -> str:
@@ -168,7 +212,7 @@ def sweep(found: Sequence[Candidate], shown: int = 12) -> str:
         lines.append(
             f"{number:>2} {sharding:<15}{options['parallel.activation_checkpointing']:<14}"
             f"{name:<11}{reduction:<8}{options['train.micro_batch_tokens']:>12,}"
-            f"{candidate.memory.peak / _GIB:>9.1f}{candidate.time.step_seconds:>8.2f}"
+            f"{candidate.memory.peak / _GIB:>9.1f}{_seconds(candidate.time.step_seconds):>8}"
         )
     lines.append("reduce: gradients, after each micro-batch or the last of a step")
     return "\n".join(lines)

@@ -264,7 +264,8 @@ def _as_user_error(error: BaseException) -> BaseException:
         return UserError(f"a folder can't be copied ({str(error)[:300]}); make room for it")
     if not isinstance(error, OSError) or error.errno not in FILE_ERRORS | {errno.EMFILE}:
         return error
-    what = error.filename or "a file"
+    # Of a move the second name is the one that the user gave.
+    what = error.filename2 or error.filename or "a file"
     name = str(what) if len(str(what)) <= 200 else f"{str(what)[:200]}..."
     return UserError(
         f"{name} can't be read or written ({error.strerror}); make room, change what is in the "

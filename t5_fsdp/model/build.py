@@ -344,6 +344,10 @@ def _read_raw_config(name: str, revision: str | None) -> dict[str, Any]:
         raise unreadable_name(name, error) from None
     if not raw:
         raise unreadable_name(name, OSError("no config.json found"))
+    if not isinstance(raw, dict):
+        raise UserError(
+            f"model.name: {name}: config.json holds no configuration but a {type(raw).__name__}"
+        )
     return raw
 
 
@@ -462,10 +466,11 @@ def check_model(spec: ModelSpec, attention: str) -> None:
                 f"model.config.{name} is {value}; it must be a token below vocab_size "
                 f"{spec.config.vocab_size}"
             )
-    if attention_module.implementation(spec.config.model_type, attention) == "sdpa":
-        attention = "eager"  # transformers' masks for sdpa look at values, which meta has not
     with _refused_when_it_fails():
         model = build_on_meta(spec, attention)
+        if attention_module.implementation(spec.config.model_type, attention) == "sdpa":
+            # transformers' masks for sdpa look at values, which meta has not.
+            model = build_on_meta(spec, "eager")
         ids = torch.zeros((1, 2), dtype=torch.int64, device="meta")
         model(input_ids=ids, decoder_input_ids=ids, use_cache=False).logits  # noqa: B018
 

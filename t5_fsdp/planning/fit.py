@@ -69,10 +69,15 @@ class Change:
     peak: int
 
     def describe(self) -> str:
-        """As one would write them on a command line."""
-        words = (f"{name}: {str(v).lower() if isinstance(v, bool) else v}"
-                 for name, v in self.options.items())  # fmt: skip
+        """As they stand in a configuration."""
+        words = (f"{name}: {_as_yaml(value)}" for name, value in self.options.items())
         return f"{', '.join(words)} (peak {self.peak / 2**30:.1f} GiB)"
+
+
+def _as_yaml(value: Any) -> str:
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def remedies(run: PlannedRun, limit: int) -> list[Change]:
@@ -95,11 +100,22 @@ def _joint_changes(run: PlannedRun, limit: int) -> list[Change]:
         if peak <= limit:
             found = [Change(dict(options), peak), with_smaller]
             return [change for change in found if change is not None]
-        tokens = largest_micro_batch_tokens(changed, limit)
-        if with_smaller is None and tokens is not None:
-            smaller = options | {"train.micro_batch_tokens": tokens}
-            with_smaller = Change(smaller, estimate_memory(with_options(run, smaller)).peak)
+        with_smaller = with_smaller or _with_fitting_micro_batch(run, options, limit)
     return [] if with_smaller is None else [with_smaller]
+
+
+def _with_fitting_micro_batch(
+    run: PlannedRun, options: dict[str, Any], limit: int
+) -> Change | None:
+    reduced = {"parallel.sync_every_micro_batch": True}
+    # Smaller micro-batches are several, between which whole gradients would be kept.
+    for more in ({}, reduced):
+        changed = with_options(run, options | more)
+        tokens = largest_micro_batch_tokens(changed, limit)
+        if tokens is not None:
+            found = options | more | {"train.micro_batch_tokens": tokens}
+            return Change(found, estimate_memory(with_options(run, found)).peak)
+    return None
 
 
 def _single_changes(run: PlannedRun, limit: int) -> Iterator[Change]:
@@ -114,11 +130,14 @@ def _single_changes(run: PlannedRun, limit: int) -> Iterator[Change]:
 def _cheap_steps(run: PlannedRun) -> Iterator[dict[str, Any]]:
     """What changes speed alone."""
     parallel = run.parallel
-    if run.world.world_size > 1 and not parallel.frees_units:
-        yield {"parallel.engine": "fsdp2", "parallel.sharding": "full_shard",
-               "parallel.reshard_after_forward": None}  # fmt: skip
-    elif parallel.sharding == "hybrid_shard":
-        yield {"parallel.sharding": "full_shard", "parallel.num_replicas": None}
+    is_whole = not parallel.frees_units or parallel.sharding == "hybrid_shard"
+    if run.world.world_size > 1 and is_whole:
+        fully: dict[str, Any] = {
+            "engine": "fsdp2" if parallel.engine == "ddp" else parallel.engine,
+            "sharding": "full_shard", "num_replicas": None, "reshard_after_forward": None,
+        }  # fmt: skip
+        yield {f"parallel.{name}": value for name, value in fully.items()
+               if getattr(parallel, name) != value}  # fmt: skip
     if run.micro_batches > 1 and not parallel.sync_every_micro_batch:
         yield {"parallel.sync_every_micro_batch": True}
     if parallel.activation_checkpointing != "full":

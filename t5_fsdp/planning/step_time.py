@@ -10,6 +10,7 @@ The two constants are what well-run training reaches of the data sheets' figures
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -46,6 +47,11 @@ class Communication:
 
     within_node: float
     between_nodes: float
+
+    def __add__(self, other: Communication) -> Communication:
+        return Communication(
+            self.within_node + other.within_node, self.between_nodes + other.between_nodes
+        )
 
 
 @dataclass(frozen=True)
@@ -88,8 +94,9 @@ def step_time(run: PlannedRun, device: Device, lengths: Lengths) -> StepTime:
     examples = run.train.global_batch_size / world_size
     micro_batches = mean_micro_batches(run, lengths)
     source, target = round(lengths.source), round(lengths.target)
-    model_flops = examples * training_flops(run.shape, source, target)
-    compute = model_flops * recomputation_factor(run) / (COMPUTE_EFFICIENCY * peak)
+    flops = training_flops(run.shape, source, target)
+    # All wait for the rank that has most.
+    compute = run.examples_a_rank * flops * recomputation_factor(run) / (COMPUTE_EFFICIENCY * peak)
     sent = communication(run, micro_batches)
     beside = _seconds(sent, device)
     exposed = _seconds(_exposed(run), device)
@@ -106,7 +113,7 @@ def step_time(run: PlannedRun, device: Device, lengths: Lengths) -> StepTime:
         communication_between_nodes_bytes=round(sent.between_nodes),
         micro_batches=micro_batches,
         tokens_per_second=tokens / total,
-        mfu=model_flops / total / peak,
+        mfu=examples * flops / total / peak,
     )
 
 
@@ -144,26 +151,44 @@ def communication(run: PlannedRun, micro_batches: int) -> Communication:
         itemsize = 4 if parallel.engine == "ddp" else run.reduce_itemsize
         return _over(run, run.world.world_size, 2 * reductions * itemsize * gradients)
     blocks = float(sizes.count - sizes.root.count)
-    passes = 2 if parallel.frees_units else 1
-    gathered = micro_batches * run.itemsize * (passes * blocks + sizes.root.count)
-    shards = run.num_shards
-    sharded = _over(run, shards, gathered + reductions * run.reduce_itemsize * gradients)
+    shards, reshard = run.num_shards, parallel.reshard_after_forward
+    gathered = micro_batches * run.itemsize * (blocks + sizes.root.count)
+    sent = _over(run, shards, gathered + reductions * run.reduce_itemsize * gradients)
+    if parallel.frees_units:
+        # A number: the backward pass gathers from so many ranks.
+        again = shards if isinstance(reshard, bool) or reshard is None else reshard
+        sent += _over(run, again, micro_batches * run.itemsize * blocks)
+    return sent + _between_replicas(run, reductions * run.reduce_itemsize * gradients / shards)
+
+
+def _between_replicas(run: PlannedRun, size: float) -> Communication:
+    """Of all-reduces of a shard among the ranks that hold the same one."""
+    shards, local = run.num_shards, run.world.launch.local_world_size
     replicas = run.world.world_size // shards
-    if replicas == 1:
-        return sharded
-    # Each rank reduces its shard with those that hold the same one.
-    part = 2 * reductions * run.reduce_itemsize * gradients / shards * (replicas - 1) / replicas
-    local = run.world.launch.local_world_size
-    if shards >= local:
-        return Communication(sharded.within_node, sharded.between_nodes + part * local)
-    return Communication(sharded.within_node + part, sharded.between_nodes + part * local)
+    received = 2 * size * (replicas - 1) / replicas
+    # As many rings pass through a node as it holds different shards.
+    rings = min(shards, local) if run.world.world_size > local else 0
+    return Communication(received if shards < local else 0.0, rings * received)
 
 
 def _over(run: PlannedRun, ranks: int, size: float) -> Communication:
-    """Of a ring over so many neighbouring ranks."""
+    """Of rings over so many neighbouring ranks."""
     received = size * (ranks - 1) / ranks
-    local = run.world.launch.local_world_size
-    return Communication(received, received if ranks > local else 0.0)
+    return Communication(received, _rings_across(run, ranks) * received)
+
+
+def _rings_across(run: PlannedRun, ranks: int) -> int:
+    """Rings of neighbouring ranks that enter a node and leave it, on the node that has most.
+
+    One where a ring spans whole nodes, none where it lies inside of one, and up to two where rings
+    and nodes do not divide each other.
+    """
+    local, size = run.world.launch.local_world_size, run.world.world_size
+    most = 0
+    for first in range(0, min(size, math.lcm(local, ranks)), local):
+        edges = (first, first + local)
+        most = max(most, len({edge // ranks for edge in edges if edge % ranks and edge < size}))
+    return most
 
 
 def _exposed(run: PlannedRun) -> Communication:

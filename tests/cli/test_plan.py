@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.conftest import ROOT, tiny_options
 
@@ -125,6 +127,10 @@ def test_a_model_from_a_folder_and_a_checkpoint(pools: Any, trained: Path, tmp_p
     ("argv", "message"),
     [
         (["--world_size", 0], "--world_size is 0"),
+        (["--world_size", 2**21], "from 1 to 1,048,576"),
+        (["--json", "/proc/plan.json"], "--json /proc/plan.json can't be written"),
+        (["--json", ROOT], "is a folder; give a file"),
+        (["--json", ""], "is a folder; give a file"),
         (["--world_size", 12], "no multiple of --devices_per_node 8"),
         (["--device", "v100"], "--device is 'v100'"),
         (["--device", "cpu"], "needs --device_memory_gib"),
@@ -132,13 +138,84 @@ def test_a_model_from_a_folder_and_a_checkpoint(pools: Any, trained: Path, tmp_p
         (["--model.name", "someone/else"], "google-t5/t5-small"),
         (["--train.micro_batch_tokens", 500], "raise it to 662"),
         (["--parallel.sharding", "hybrid_shard"], "one replica is parallel.sharding: full_shard"),
-        (["--source_tokens", 0], "--source_tokens is 0.0"),
+        (["--source_tokens", 0], "--source_tokens is 0; give a mean from 1"),
+        (["--target_tokens", 151], "data.max_target_tokens, 150"),
     ],
 )
 def test_bad_input_is_one_line(pools: Any, argv: list[Any], message: str) -> None:
     code, _, err = plan(pools, *RECIPE, *argv)
     assert code == 2 and message in err, err
     assert len(err.splitlines()) == 1 and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[1, 2]", "holds no configuration but a list"),
+        ('{"model_type": "bert"}', "no encoder and decoder"),
+        ('{"model_type": "led", "vocab_size": 500, "d_model": 64}', "makes no working model"),
+        ('{"model_type": "prophetnet", "vocab_size": 500}', "makes no working model"),
+    ],
+)
+def test_models_that_are_none_are_one_line(
+    pools: Any, tmp_path: Path, content: str, message: str
+) -> None:
+    (tmp_path / "config.json").write_text(content)
+    code, _, err = plan(pools, *RECIPE, "--model.name", tmp_path)
+    assert code == 2 and message in err and len(err.splitlines()) == 1, err
+
+
+def test_a_full_disk_is_one_line(pools: Any, tmp_path: Path) -> None:
+    """Through a link: a program that replaces what it should write to would break the machine."""
+    file = tmp_path / "full"
+    file.symlink_to("/dev/full")
+    code, _, err = plan(pools, *RECIPE, "--json", file)
+    assert code == 2 and f"{file} can't be read or written (No space left" in err, err
+    assert len(err.splitlines()) == 1 and file.is_symlink()
+
+
+def test_it_is_one_process() -> None:
+    ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    address = {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    program = [sys.executable, str(ROOT / "scripts/plan.py"), *RECIPE]
+    done = subprocess.run(
+        program, cwd=ROOT, capture_output=True, text=True, env=os.environ | ranks | address
+    )
+    assert done.returncode == 2 and done.stderr.startswith("error: plan runs as one process")
+
+
+def test_a_validation_and_what_is_not_counted_are_said(pools: Any, tmp_path: Path) -> None:
+    recipe = ["--config", ROOT / "configs/wikihow_t5_11b.yaml", "--json", tmp_path / "plan.json"]
+    code, out, err = plan(pools, *recipe)
+    assert (code, err) == (0, "") and "so the weights stay" in out
+    # The weights in bf16, beside those of the state; and the batch's caches.
+    assert json.loads((tmp_path / "plan.json").read_text())["validation_bytes"] > (
+        (2 + 12 / 8) * 11_307_321_344
+    )
+    code, out, _ = plan(pools, *recipe, "--evaluation.generation_mode", "gather")
+    assert "does not fit; set evaluation.generation_mode" in " ".join(out.split())
+    code, out, _ = plan(pools, *recipe, "--device", "h200")
+    assert "optimizer state: fits" in " ".join(out.split())
+    code, out, _ = plan(pools, *RECIPE, "--parallel.cpu_offload", "true")
+    assert "warning: the step takes longer: parallel.cpu_offload" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("recipe", sorted((ROOT / "configs").glob("wikihow_*.yaml")), ids=str)
+def test_shipped_recipes_fit_the_machine_that_they_name(recipe: Path) -> None:
+    from t5_fsdp.cli.options import parse_layers, resolve
+    from t5_fsdp.cli.plan import plan_run
+    from t5_fsdp.distributed import Launch, World
+    from t5_fsdp.planning.fit import refusal, usable_bytes
+    from t5_fsdp.planning.memory import estimate_memory
+
+    found = re.search(r"(\d+) x A100 (\d+) GB", recipe.read_text())
+    ranks, gib = (int(number) for number in found.groups()) if found else (8, 40)
+    config = resolve(parse_layers(["--config", str(recipe)], command="train", description=""))
+    launch = Launch(world_size=ranks, local_world_size=min(ranks, 8))
+    run = plan_run(config, World(launch, torch.distributed.HashStore(), torch.device("cuda")))
+    assert refusal(run, gib * 2**30) is None
+    assert estimate_memory(run).peak <= usable_bytes(gib * 2**30)
 
 
 def test_train_says_and_refuses_by_the_estimate(pools: Any, corpus: Path, tmp_path: Path) -> None:

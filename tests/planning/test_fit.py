@@ -76,6 +76,31 @@ def test_changes_are_joined_where_none_suffices() -> None:
     assert remedies(ddp, FORTY)[0].options["parallel.engine"] == "fsdp2"
 
 
+def test_smaller_micro_batches_are_reduced_each_where_they_would_not_fit_else() -> None:
+    """One micro-batch keeps no whole gradients, the smaller ones that would fit do."""
+    run = planned("google-t5/t5-base", train__micro_batch_tokens=32768)
+    assert run.micro_batches == 1
+    [change] = remedies(run, GIB)
+    assert change.options["parallel.sync_every_micro_batch"] is True
+    assert estimate_memory(with_options(run, change.options)).peak == change.peak <= GIB
+
+
+def test_advice_names_only_what_changes_and_as_one_would_write_it() -> None:
+    run = planned(
+        "google-t5/t5-11b", world_size=16, parallel__sharding="hybrid_shard",
+        parallel__num_replicas=8, parallel__reshard_after_forward=False,
+    )  # fmt: skip
+    options = remedies(run, FORTY)[0].options
+    expected = {
+        "parallel.sharding": "full_shard",
+        "parallel.num_replicas": None,
+        "parallel.reshard_after_forward": None,
+    }
+    assert options.items() >= expected.items()
+    assert "parallel.engine" not in options
+    assert "parallel.num_replicas: null" in remedies(run, FORTY)[0].describe()
+
+
 def test_only_what_is_clearly_too_large_is_refused() -> None:
     run = planned("google-t5/t5-11b", parallel__sync_every_micro_batch=True)
     assert refusal(run, 40 * GIB) is None

@@ -77,6 +77,57 @@ def test_bytes_between_nodes() -> None:
     assert slow.step_seconds > slow.compute_seconds
 
 
+def bytes_into_nodes(rings: list[list[int]], local: int, received: float) -> float:
+    """Of the node that gets most, when each rank of a ring receives so much from the one before."""
+    into: dict[int, float] = {}
+    for ring in rings:
+        for before, rank in zip([ring[-1], *ring], ring, strict=False):
+            if before // local != rank // local:
+                into[rank // local] = into.get(rank // local, 0.0) + received
+    return max(into.values(), default=0.0)
+
+
+@pytest.mark.parametrize(
+    ("world", "local", "replicas"),
+    [(8, 8, 2), (16, 8, 4), (16, 8, 2), (32, 8, 2), (24, 8, 4), (24, 8, 2), (12, 4, 4), (9, 3, 3)],
+)
+def test_bytes_between_nodes_of_any_number_of_replicas(
+    world: int, local: int, replicas: int
+) -> None:
+    """Also several copies on a node, and copies whose ranks do not fill whole nodes."""
+    run = planned(
+        "google-t5/t5-small", world_size=world, devices_per_node=local,
+        parallel__sharding="hybrid_shard", parallel__num_replicas=replicas,
+    )  # fmt: skip
+    count, root, shards = run.sizes.count, run.sizes.root.count, world // replicas
+    copies = [list(range(first, first + shards)) for first in range(0, world, shards)]
+    sharded = (2 * (2 * count - root) + 4 * count) * (shards - 1) / shards
+    same = [list(range(first, world, shards)) for first in range(shards)]
+    reduced = 2 * 4 * count / shards * (replicas - 1) / replicas
+    expected = bytes_into_nodes(copies, local, sharded) + bytes_into_nodes(same, local, reduced)
+    sent = communication(run, 1)
+    assert sent.between_nodes == pytest.approx(expected)
+    beside = reduced if shards < local else 0
+    assert sent.within_node == pytest.approx(sharded + beside)
+
+
+def test_a_part_of_the_ranks_to_gather_from_again() -> None:
+    run = planned("google-t5/t5-3b", world_size=32, parallel__reshard_after_forward=8)
+    count, blocks = run.sizes.count, run.sizes.count - run.sizes.root.count
+    sent = communication(run, 3)
+    whole = (3 * 2 + 4) * count * 31 / 32
+    assert sent.between_nodes == pytest.approx(whole)
+    assert sent.within_node == pytest.approx(whole + 3 * 2 * blocks * 7 / 8)
+
+
+def test_all_wait_for_the_rank_that_has_most() -> None:
+    """Ten examples on eight ranks take as long as sixteen."""
+    few, full = (planned("google-t5/t5-3b", train__global_batch_size=n) for n in (10, 16))
+    times = [step_time(run, A100, LENGTHS) for run in (few, full)]
+    assert times[0].compute_seconds == times[1].compute_seconds
+    assert times[0].mfu == pytest.approx(10 / 16 * times[1].mfu)
+
+
 def test_more_micro_batches_gather_more() -> None:
     run = planned("google-t5/t5-3b")
     few, many = (

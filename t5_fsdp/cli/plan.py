@@ -269,7 +269,10 @@ class _Plan:
 
         run = self._run
         needed = whole_model_bytes(run.spec, self._config, run.sizes.count)
-        return parts.parameters + parts.optimizer_state, needed
+        lasting = parts.parameters + parts.optimizer_state
+        if run.parallel.engine == "ddp" and run.world.world_size > 1:
+            lasting += parts.gradients  # views of DDP's buckets; all others are freed by then
+        return lasting, needed
 
     def _warn(self, text: str) -> None:
         from t5_fsdp.cli.plan_tables import wrap

@@ -173,7 +173,7 @@ def time(
         f"{COMPUTE_EFFICIENCY:.0%} of the peak and {BANDWIDTH_EFFICIENCY:.0%} of the bandwidths "
         f"of {device.name} in {device.node}",
     ]
-    if hours is None:
+    if hours is None or steps is None:
         lines.append("hours: give --num_examples, which nothing here tells")
     else:
         cost = "" if dollars is None else f", ${dollars:,.0f} at ${price:g} for a node and hour"

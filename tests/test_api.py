@@ -248,12 +248,13 @@ def test_a_plan_gives_the_commands_numbers(corpus: Path, tmp_path: Path) -> None
 
     argv = tiny_options(corpus, tmp_path / "run")
     config = tiny_config(corpus, tmp_path / "run")
-    found = plan(config, world_size=2, device="h100", simulate=True)
-    options = {"--world_size": 2, "--device": "h100", "--json": tmp_path / "plan.json"}
+    found = plan(config, world_size=2, device="h100")
+    options = {"--world_size": 2, "--device": "h100", "--simulate": "false",
+               "--json": tmp_path / "plan.json"}  # fmt: skip
     words = [str(word) for pair in options.items() for word in pair]
     assert plan_command([*argv, *words]) == 0
     assert found == json.loads((tmp_path / "plan.json").read_text())
-    assert found["method"] == "simulation" and found["fits"]
+    assert found["method"] == "closed form" and found["fits"]
     with pytest.raises(UserError, match="--device is v100; give one of a100-40"):
         plan(config, device="v100", world_size=0)
 
@@ -261,6 +262,11 @@ def test_a_plan_gives_the_commands_numbers(corpus: Path, tmp_path: Path) -> None
 def train_on_ranks(corpus: Path, run_dir: Path) -> tuple[Any, Any, list[str]]:
     """On a rank of a pool."""
     result = train(tiny_config(corpus, run_dir), data=GIVEN, metric=coverage, quiet=True)
+    run_dir.with_name("file").touch()
+    for name, tokens in (("bad", 10), ("file", 600)):  # met by all ranks, then by rank 0 alone
+        bad = tiny_config(corpus, run_dir.with_name(name), **{"train.micro_batch_tokens": tokens})
+        with pytest.raises(UserError, match=r"micro_batch_tokens|is no folder"):
+            train(bad, data=GIVEN, quiet=True)
     scores = evaluate(run_dir, data=GIVEN["test"], quiet=True).scores
     return result, scores, summarize(["rice water door."], run_dir)
 
@@ -292,6 +298,7 @@ print(evaluate(result.run_dir, quiet=True).scores["rouge1"] >= 0)
 """
 
 
+@pytest.mark.long
 def test_twice_in_one_torchrun(corpus: Path, tmp_path: Path) -> None:
     from tests.launch import run as launch
 

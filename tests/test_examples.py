@@ -60,7 +60,7 @@ def test_a_transformer_learns_alike_under_two_engines(model: str) -> None:
     ("example", "printed"),
     [
         ("finetune_pairs", r"\n\['[a-z ]+'\]\n$"),
-        ("own_model", r"\n\['[a-z ]+'\]\n$"),
+        pytest.param("own_model", r"\n\['[a-z ]+'\]\n$", marks=pytest.mark.long),
         pytest.param("own_dataset", r"trained 130 steps; ROUGE-1 \d", marks=pytest.mark.long),
         pytest.param("own_metric", r"numbers kept 0\.\d+\non others: 0", marks=pytest.mark.long),
     ],

@@ -148,7 +148,10 @@ def fit_on_ranks(corpus: Path, run_dir: Path, strategy: str, options: Any) -> An
     return log
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "model_parallel"])
+@pytest.mark.parametrize(
+    "strategy",
+    ["fsdp", *(pytest.param(n, marks=pytest.mark.long) for n in ("ddp", "model_parallel"))],
+)
 def test_two_ranks_train_as_the_command_does(
     pools: Any, corpus: Path, tmp_path: Path, strategy: str
 ) -> None:

@@ -368,6 +368,12 @@ class LoggingConfig:
     num_summaries: int = 3
     """Validation examples, always the same, that are shown with document, reference, summary and
     ROUGE at each validation, in the log and in TensorBoard; 0: none."""
+    profile: list[int] = field(default_factory=list)
+    """Steps, e.g. [10, 11], of each of which every rank writes a trace of torch's profiler into
+    run_dir/profile, for Perfetto or chrome://tracing; not the first: it is no usual one."""
+    memory_snapshot: bool = False
+    """On GPUs: write snapshots of what takes up memory into run_dir/memory, after the step that
+    took most and when memory runs out, for pytorch.org/memory_viz."""
 
 
 @dataclass
@@ -661,6 +667,9 @@ def _combination_problems(config: Config) -> list[str]:
             "no checkpoint is written there; give a multiple"
         )
     problems += _early_stopping_problems(config.evaluation)
+    for step in config.logging.profile:
+        if step < 1:
+            problems.append(f"logging.profile names step {step}; the first step is 1")
     if not config.checkpoint.resume:
         problems.append("checkpoint.resume is empty; give auto, never or a checkpoint folder")
     return problems

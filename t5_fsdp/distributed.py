@@ -309,6 +309,16 @@ class World:
         dist.all_reduce(tensor)
         return tensor.tolist()
 
+    def gather(self, values: Sequence[float]) -> list[list[float]]:
+        """Every rank's values, in float64 and in the order of ranks, on every rank."""
+        import torch
+        import torch.distributed as dist
+
+        tensor = torch.tensor(values, dtype=torch.float64)
+        gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
+        dist.all_gather(gathered, tensor)
+        return [found.tolist() for found in gathered]
+
     def try_on_rank_zero(self, work: Callable[[], T]) -> T | None:
         """Run `work` on rank 0, between two collectives; its result there, None elsewhere.
 

@@ -38,6 +38,21 @@ def find_blocks(model: nn.Module) -> Named:
     return _outside_wrappers(model, blocks)
 
 
+def blocks_at_work(model: nn.Module) -> list[nn.Module]:
+    """Of a model that is spread already, the blocks whose forward pass waits for no other rank.
+
+    They lie inside of FSDP1's units; FSDP2 gathers in a hook, ahead of those registered later.
+
+    Returns:
+        [] when transformers does not tell which its blocks are.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    modules = dict(model.named_modules())
+    blocks = [(n, m) for n, m in modules.items() if isinstance(m, GradientCheckpointingLayer)]
+    return [module for _, module in _outside_wrappers(model, blocks)]
+
+
 def find_units(model: nn.Module, options: ParallelConfig) -> Named:
     """(name, module) of the units of sharding, in the order of the forward pass.
 

@@ -1,56 +1,14 @@
-"""metrics.jsonl, trackers, status.json, and the sums over the steps since the last row."""
+"""What a run writes about itself: metrics.jsonl, trackers, status.json, a line of figures."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from t5_fsdp.files import write_json
 from t5_fsdp.training.trackers.tracker import Ending
 from t5_fsdp.training.trackers.trackers import Trackers
-
-
-@dataclass
-class Window:
-    """Sums over the steps since the last `train` row; saved with a checkpoint and resumed.
-
-    Attributes:
-        loss_sum: nats over the target tokens of the window, except `lost_tokens`.
-        lost_tokens: target tokens of steps whose loss was not finite.
-        skipped_steps: steps that changed no weight, their loss or gradient not being finite.
-        seconds: with waiting for data, without evaluation and checkpoints.
-    """
-
-    steps: int = 0
-    loss_sum: float = 0.0
-    source_tokens: int = 0
-    target_tokens: int = 0
-    padded_tokens: int = 0
-    flops: float = 0.0
-    seconds: float = 0.0
-    lost_tokens: int = 0
-    skipped_steps: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @property
-    def real_tokens(self) -> int:
-        return self.source_tokens + self.target_tokens
-
-    def row(self) -> dict[str, Any]:
-        """The window's part of a `train` row; its loss is null when no step's was finite."""
-        counted = self.target_tokens - self.lost_tokens
-        return {
-            "loss": self.loss_sum / counted if counted else None,
-            "source_tokens": self.source_tokens,
-            "target_tokens": self.target_tokens,
-            "padding_share": 1.0 - self.real_tokens / max(1, self.padded_tokens),
-            "tokens_per_second": self.real_tokens / max(1e-9, self.seconds),
-            "step_seconds": self.seconds / max(1, self.steps),
-        }
 
 
 class MetricsFile:
@@ -121,6 +79,29 @@ def scalar_name(kind: str, name: str) -> str:
     elif kind == "train" and (name.endswith("_bytes") or name == "allocator_retries"):
         group = "memory"
     return f"{group}/{name}"
+
+
+_WAITING = 0.1  # of a step for its data: said when it is more
+_SLOW = 1.2  # times as long as the median: the rank is named when it is more
+
+
+def describe(row: dict[str, Any]) -> str:
+    """The figures of a `train` row that a user wants to see at once, and what is odd about them."""
+    parts = [
+        "loss not finite" if row["loss"] is None else f"loss {row['loss']:.3f}",
+        f"{row['tokens_per_second']:,.0f} tokens/s",
+        f"{row['sequences_per_second']:,.1f} sequences/s",
+        f"peak {row['peak_memory_bytes'] / 2**30:.1f} GiB",
+    ]
+    if row["mfu"] is not None:
+        parts.append(f"MFU {row['mfu']:.0%}")
+    if row["data_seconds"] > _WAITING * row["step_seconds"]:
+        parts.append(f"{row['data_seconds'] / row['step_seconds']:.0%} waiting for data")
+    if row["allocator_retries"]:
+        parts.append(f"{row['allocator_retries']} allocator retries")
+    if (row["slowest_rank_ratio"] or 0.0) > _SLOW:
+        parts.append(f"rank {row['slowest_rank']} takes {row['slowest_rank_ratio']:.1f} x as long")
+    return ", ".join(parts)
 
 
 def write_status(

@@ -32,9 +32,10 @@ from t5_fsdp.errors import Preempted, UserError
 from t5_fsdp.evaluation.evaluate import EvaluationStopped, Validation
 from t5_fsdp.evaluation.shown_summaries import as_lines, as_markdown
 from t5_fsdp.interruption import Interruption
-from t5_fsdp.model.flops import T5Shape, training_flops
+from t5_fsdp.model.flops import T5Shape
 from t5_fsdp.parallel.compilation import MOST_GRAPHS, num_compilations
 from t5_fsdp.parallel.engine import Engine
+from t5_fsdp.parallel.wrapping import blocks_at_work
 from t5_fsdp.seeding import seed_torch
 from t5_fsdp.training.early_stopping import (
     describe_early_stop,
@@ -42,8 +43,10 @@ from t5_fsdp.training.early_stopping import (
     validations_without_best,
 )
 from t5_fsdp.training.loss_scale import LossScale, initial_loss_scale
-from t5_fsdp.training.metrics import MetricsLog, Window, write_status
+from t5_fsdp.training.meters import Meters
+from t5_fsdp.training.metrics import MetricsLog, describe, write_status
 from t5_fsdp.training.optimizer import learning_rate, set_learning_rate
+from t5_fsdp.training.profiling import MemorySnapshots, StepTraces
 from t5_fsdp.training.trackers.trackers import Trackers
 
 _SETTLE_SECONDS = 20.0  # torchrun kills what has not ended 30 s after its signal
@@ -145,8 +148,17 @@ class Trainer:
         self._engine, self._optimizer = engine, optimizer
         self._batches, self._state = batches, state
         self._checkpoints, self._save, self._validate = checkpoints, save, validate
-        self._shape, self._peak_flops = shape, peak_flops
-        self._window = Window(**state.window)
+        # Units that lie in a block are gathered in its forward pass, which then waits for others.
+        by_block = options.parallel.wrap == "block"
+        self._meters = Meters(
+            world,
+            shape=shape,
+            peak_flops=peak_flops,
+            window=state.window,
+            blocks=blocks_at_work(engine.model) if by_block else [],
+        )
+        self._traces = StepTraces(run_dir, options.logging.profile, world, console)
+        self._snapshots = MemorySnapshots(run_dir, options.logging.memory_snapshot, world, console)
         self._scale = LossScale(initial_loss_scale(options.parallel), state.loss_scale)
         self._metrics = MetricsLog(run_dir if world.is_main else None, trackers)
         self._last = total_steps(batches.steps_per_epoch, options.train)
@@ -157,8 +169,6 @@ class Trainer:
         checkpoints.on_saved = self._note_saved
         self._last_save_began = time.monotonic()
         self._num_compilations = self._num_skipped = 0
-        self._began = time.perf_counter()
-        self._validation_seconds = 0.0
         self._has_shown_documents = False
 
     def run(self) -> str:
@@ -171,7 +181,6 @@ class Trainer:
             Preempted: a signal asked to stop; the checkpoint is written.
             UserError: a step is not finite, with its examples; a checkpoint can't be written.
         """
-        self._began = time.perf_counter()
         try:
             self._run()
         except BaseException as error:
@@ -193,17 +202,7 @@ class Trainer:
             )
         self._status("finished", message)
         self._metrics.close("finished")
-        return message + self._describe_time()
-
-    def _describe_time(self) -> str:
-        seconds = time.perf_counter() - self._began
-        if not self._validation_seconds:
-            return f" (this launch {seconds:,.0f} s)"
-        return f" (this launch {seconds:,.0f} s, {self._evaluation_share():.0%} of it validation)"
-
-    def _evaluation_share(self) -> float:
-        """Of the time since this launch began to train."""
-        return self._validation_seconds / (time.perf_counter() - self._began)
+        return f"{message} ({self._meters.describe_launch()})"
 
     def _stops_early(self) -> bool:
         at_end = self._state.step >= self._last
@@ -217,29 +216,39 @@ class Trainer:
                 # The run was stopped between that step's checkpoint and its validation.
                 with self._interruption.deferred():
                     self._validate_step(self._state.step)
-            began = time.perf_counter()
             with contextlib.ExitStack() as stack:
                 last = 0 if self._stops_early() else self._last
+                self._begin_step()
                 for batch in self._batches.iterate(first, last):
-                    losses, norm = self._compute_gradients(batch)
-                    if batch.step == first:
-                        # Until here a signal stops at once: compiling may take minutes, and there
-                        # was nothing to save.
-                        stack.enter_context(self._interruption.deferred())
-                    result = self._step(batch, losses, norm)
-                    self._window.seconds += time.perf_counter() - began
+                    self._meters.lap("data")
+                    with self._traces.step(batch.step):
+                        losses, norm = self._compute_gradients(batch)
+                        if batch.step == first:
+                            # Until here a signal stops at once: compiling may take minutes, and
+                            # there was nothing to save.
+                            stack.enter_context(self._interruption.deferred())
+                        result = self._step(batch, losses, norm)
+                    self._meters.end_step(batch, result.loss_sum, result.is_finite)
                     self._after_step(batch, result, progress)
                     if self._stops_early():
                         break
-                    began = time.perf_counter()
+                    self._begin_step()
                 self._checkpoints.close()
+
+    def _begin_step(self) -> None:
+        self._meters.begin_step(is_sampled=self._is_logged(self._state.step + 1))
+
+    def _is_logged(self, step: int) -> bool:
+        return step % self._options.logging.every_steps == 0 or step == self._last
 
     def _compute_gradients(self, batch: StepBatch) -> tuple[list[torch.Tensor], float]:
         """Leave the step's clipped gradients in the model; losses of the micro-batches, norm."""
         seed_torch(self._options.seed, "dropout", batch.step, self._world.rank)
         self._engine.model.train()
         losses = [self._forward_backward(batch, index) for index in range(len(batch.micro_batches))]
-        return losses, self._clip_grad_norm()
+        norm = self._clip_grad_norm()
+        self._meters.lap("optimizer")
+        return losses, norm
 
     def _step(self, batch: StepBatch, losses: list[torch.Tensor], norm: float) -> StepResult:
         """Agree with the other ranks what to do, and change the weights if all is finite."""
@@ -251,6 +260,7 @@ class Trainer:
                 float(self._minutes_are_over()),
             ]
         )
+        self._meters.lap("communication")
         result = StepResult(loss_sum, norm, self._scale.factor, stops > 0, failures > 0, dues > 0)
         # Loss and norm are the same on every rank, so all of them skip, or none does.
         if result.is_finite:
@@ -262,6 +272,7 @@ class Trainer:
             self._skip(batch, result, losses)
         self._scale.update(result.is_finite)
         self._optimizer.zero_grad()
+        self._meters.lap("optimizer")
         return result
 
     def _clip_grad_norm(self) -> float:
@@ -296,7 +307,9 @@ class Trainer:
         micro = batch.micro_batches[index].to(self._world.device)
         with self._engine.micro_batch(is_last=index == len(batch.micro_batches) - 1):
             objective, cross_entropy = self._engine.model(**micro.loss_inputs())
+            self._meters.lap("forward")
             self._engine.backward(objective * self._scale.factor / batch.target_tokens)
+        self._meters.lap("backward")
         return cross_entropy
 
     def _minutes_are_over(self) -> bool:
@@ -354,9 +367,9 @@ class Trainer:
         self._checkpoints.poll()
         if result.save_failed:
             self._checkpoints.wait()  # raises why
-        self._count(batch, result)
+        self._snapshots.after_step()
         ends = step == self._last
-        if step % self._options.logging.every_steps == 0 or ends:
+        if self._is_logged(step):
             self._log(batch, result, progress)
         progress.advance(1)
         every = self._options.checkpoint.every_steps
@@ -371,43 +384,21 @@ class Trainer:
         if validation_is_due:
             self._validate_step(step)
 
-    def _count(self, batch: StepBatch, result: StepResult) -> None:
-        window, rows = self._window, batch.num_examples
-        window.steps += 1
-        window.skipped_steps += not result.is_finite
-        if math.isfinite(result.loss_sum):
-            window.loss_sum += result.loss_sum
-        else:
-            window.lost_tokens += batch.target_tokens
-        window.source_tokens += batch.source_tokens
-        window.target_tokens += batch.target_tokens
-        window.padded_tokens += batch.padded_tokens
-        window.flops += training_flops(
-            self._shape, batch.source_tokens // rows, batch.target_tokens // rows, rows
-        )
-
     def _log(self, batch: StepBatch, result: StepResult, progress: Progress) -> None:
-        memory = 0
-        if self._world.device.type == "cuda":
-            memory = torch.cuda.max_memory_allocated(self._world.device)
+        skipped = self._meters.skipped_steps
         row: dict[str, Any] = {
             "epoch": batch.epoch,
-            **self._window.row(),
+            **self._meters.row(),
             "learning_rate": self._rate(batch.step),
             "grad_norm": result.grad_norm,
             "examples_seen": batch.examples_seen,
-            "peak_memory_bytes": int(self._world.maximum(float(memory or resident_bytes()))),
-            "mfu": self._mfu(),
         }
         if self._options.skip_limit > 0:
-            row["skipped_steps"] = self._window.skipped_steps
+            row["skipped_steps"] = skipped
         if self._scale.is_dynamic:
             row["loss_scale"] = result.loss_scale
         self._metrics.write("train", batch.step, row)
-        speed = f"{row['tokens_per_second']:,.0f} tokens/s"
-        loss = "not finite" if row["loss"] is None else f"{row['loss']:.3f}"
-        progress.note(f"(to step {batch.step}: loss {loss}, {speed})")
-        self._window = Window()
+        progress.note(f"(to step {batch.step}: {describe(row)})")
         if self._options.parallel.compile:
             self._say_compilations(batch.step)
 
@@ -417,11 +408,6 @@ class Trainer:
             self._console.say(f"to step {step}: {count} graphs compiled, of {MOST_GRAPHS} at most")
         self._num_compilations = count
 
-    def _mfu(self) -> float | None:
-        if self._peak_flops is None:
-            return None
-        return self._window.flops / self._window.seconds / self._peak_flops
-
     def _validation_is_due(self, step: int) -> bool:
         every = self._options.evaluation.every_steps
         due = step == self._last or (every is not None and step % every == 0)
@@ -430,14 +416,13 @@ class Trainer:
     def _validate_step(self, step: int) -> None:
         """Loss and ROUGE of the validation subset; a new best is saved if it is not yet."""
         assert self._validate is not None
-        began = time.perf_counter()
         try:
-            validation = self._validate(step)
+            with self._meters.outside_steps("evaluation"):
+                validation = self._validate(step)
         except EvaluationStopped:
             if self._begun_step != step:
                 self._checkpoint(step)
             self._stop()
-        self._validation_seconds += time.perf_counter() - began
         self._state.scores[str(step)] = {
             name: value
             for name, value in validation.figures.items()
@@ -453,7 +438,7 @@ class Trainer:
 
     def _log_validation(self, step: int, validation: Validation) -> None:
         figures = validation.figures
-        row = {**figures, "evaluation_share": self._evaluation_share()}
+        row = {**figures, "evaluation_share": self._meters.evaluation_share}
         self._metrics.write("validation", step, row)
         self._console.say(
             f"step {step}: validation loss {figures['loss']:.3f}, ROUGE-1/2/L/Lsum "
@@ -486,10 +471,11 @@ class Trainer:
         )
 
     def _checkpoint(self, step: int) -> None:
-        self._state.window = self._window.to_json()
+        self._state.window = self._meters.to_json()
         self._state.loss_scale = self._scale.to_json()
         self._last_save_began = time.monotonic()
-        self._save(self._state)
+        with self._meters.outside_steps("checkpoint"):
+            self._save(self._state)
         self._begun_step = step
 
     def _note_saved(self, saved: SavedCheckpoint) -> None:
@@ -504,15 +490,3 @@ class Trainer:
             write_status(
                 self._run_dir, state, self._state.step, str(saved) if saved else None, message
             )
-
-
-def resident_bytes() -> int:
-    """Largest resident memory of this process so far, where the system tells."""
-    try:
-        import resource
-    except ImportError:  # not on Windows
-        return 0
-    import sys
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

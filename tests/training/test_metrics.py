@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from t5_fsdp.training.metrics import MetricsFile, Window
+from t5_fsdp.training.meters import Window
+from t5_fsdp.training.metrics import MetricsFile
 
 
 def test_torn_last_line_is_cut_off(tmp_path: Path) -> None:

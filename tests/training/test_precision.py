@@ -20,7 +20,7 @@ from t5_fsdp.parallel.precision import (
     use_tf32,
 )
 from t5_fsdp.training.loss_scale import LossScale, initial_loss_scale
-from t5_fsdp.training.metrics import Window
+from t5_fsdp.training.meters import Window
 from tests.conftest import read_metrics, tiny_options, write_jsonl
 from tests.distributed.test_training import final_weights, losses, train
 

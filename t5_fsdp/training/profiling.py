@@ -1,0 +1,85 @@
+"""What is written to look into a run: traces of chosen steps, snapshots of a GPU's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from t5_fsdp.console import Console
+from t5_fsdp.distributed import World
+
+# Of allocations and frees that a snapshot tells about: some steps of a large model.
+_SNAPSHOT_EVENTS = 200_000
+_HIGHER = 1.02  # by which a peak is a new one: a snapshot takes seconds
+
+
+class StepTraces:
+    """Chrome traces of the steps that `logging.profile` names: one file a step and rank.
+
+    A trace shows operations with their shapes, and on a GPU its kernels and transfers.
+    """
+
+    def __init__(self, run_dir: Path, steps: Sequence[int], world: World, console: Console) -> None:
+        self._folder, self._steps = run_dir / "profile", frozenset(steps)
+        self._world, self._console = world, console
+
+    @contextmanager
+    def step(self, step: int) -> Iterator[None]:
+        """Round the work of one step; writes its trace if it is to have one."""
+        if step not in self._steps:
+            yield
+            return
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if self._world.device.type == "cuda":
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
+            yield
+            if self._world.device.type == "cuda":
+                torch.cuda.synchronize(self._world.device)  # what was asked for belongs to it
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"step-{step:08d}-rank-{self._world.rank}.json.gz"
+        profiler.export_chrome_trace(str(path))
+        self._console.say(f"step {step}: trace {path} (https://ui.perfetto.dev shows it)")
+
+
+class MemorySnapshots:
+    """Pickled snapshots of a GPU's memory, with where each part was allocated.
+
+    Args:
+        enabled: `logging.memory_snapshot`.
+    """
+
+    def __init__(self, run_dir: Path, enabled: bool, world: World, console: Console) -> None:
+        self._folder, self._world = run_dir / "memory", world
+        self._highest = 0
+        self._is_on = enabled and world.device.type == "cuda"
+        if enabled and not self._is_on:
+            console.warn(
+                "logging.memory_snapshot: true needs a GPU, whose allocator keeps the record; on "
+                "the CPU nothing is written"
+            )
+        if self._is_on:
+            # Private, but what torch's guide to CUDA memory tells to call; so is the dump below.
+            torch.cuda.memory._record_memory_history(max_entries=_SNAPSHOT_EVENTS)
+
+    def after_step(self) -> None:
+        """Write one where the step took more than any before; replaces the last one."""
+        if not self._is_on:
+            return
+        peak = torch.cuda.max_memory_allocated(self._world.device)
+        if peak > _HIGHER * self._highest:
+            self._highest = peak
+            self._write("peak")
+
+    def out_of_memory(self) -> Path | None:
+        """Write one of the moment when memory ran out; where to, if at all."""
+        return self._write("out-of-memory") if self._is_on else None
+
+    def _write(self, what: str) -> Path:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"{what}-rank-{self._world.rank}.pickle"
+        torch.cuda.memory._dump_snapshot(str(path))
+        return path

@@ -2,7 +2,7 @@
 
 A host runs ahead of its GPU, so its own clock would tell how long it takes to ask for the work. An
 event that is recorded between two pieces of work passes when the GPU comes there. The time between
-two of them is a difference of the GPU's clock, which is read later, without keeping the GPU waiting.
+two of them is one of the GPU's clock, and is read later, without keeping the GPU waiting.
 """
 
 from __future__ import annotations

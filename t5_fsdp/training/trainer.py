@@ -46,6 +46,7 @@ from t5_fsdp.training.loss_scale import LossScale, initial_loss_scale
 from t5_fsdp.training.meters import Meters
 from t5_fsdp.training.metrics import MetricsLog, describe, write_status
 from t5_fsdp.training.optimizer import learning_rate, set_learning_rate
+from t5_fsdp.training.out_of_memory import Estimate, MemoryGuard
 from t5_fsdp.training.profiling import MemorySnapshots, StepTraces
 from t5_fsdp.training.trackers.trackers import Trackers
 
@@ -120,6 +121,7 @@ class Trainer:
         validate: loss and ROUGE of the validation subset for a step; None without such a split.
         peak_flops: of all devices together, FLOP a second, or None where unknown.
         trackers: where figures and shown summaries go beside metrics.jsonl.
+        estimate_memory: for the advice when memory runs out; None where there is no closed form.
     """
 
     def __init__(
@@ -140,6 +142,7 @@ class Trainer:
         shape: T5Shape,
         peak_flops: float | None,
         trackers: Trackers,
+        estimate_memory: Estimate | None = None,
     ) -> None:
         self._options = options
         self._run_dir = run_dir
@@ -159,6 +162,8 @@ class Trainer:
         )
         self._traces = StepTraces(run_dir, options.logging.profile, world, console)
         self._snapshots = MemorySnapshots(run_dir, options.logging.memory_snapshot, world, console)
+        sections = options.parallel, options.optimizer, options.train
+        self._memory = MemoryGuard(world, sections, estimate_memory, self._snapshots)
         self._scale = LossScale(initial_loss_scale(options.parallel), state.loss_scale)
         self._metrics = MetricsLog(run_dir if world.is_main else None, trackers)
         self._last = total_steps(batches.steps_per_epoch, options.train)
@@ -179,7 +184,8 @@ class Trainer:
 
         Raises:
             Preempted: a signal asked to stop; the checkpoint is written.
-            UserError: a step is not finite, with its examples; a checkpoint can't be written.
+            UserError: a step is not finite, with its examples; a checkpoint can't be written;
+                memory ran out.
         """
         try:
             self._run()
@@ -221,7 +227,7 @@ class Trainer:
                 self._begin_step()
                 for batch in self._batches.iterate(first, last):
                     self._meters.lap("data")
-                    with self._traces.step(batch.step):
+                    with self._traces.step(batch.step), self._memory.step(batch):
                         losses, norm = self._compute_gradients(batch)
                         if batch.step == first:
                             # Until here a signal stops at once: compiling may take minutes, and
@@ -246,6 +252,7 @@ class Trainer:
         seed_torch(self._options.seed, "dropout", batch.step, self._world.rank)
         self._engine.model.train()
         losses = [self._forward_backward(batch, index) for index in range(len(batch.micro_batches))]
+        self._memory.micro_batch = None
         norm = self._clip_grad_norm()
         self._meters.lap("optimizer")
         return losses, norm
@@ -304,6 +311,7 @@ class Trainer:
         )
 
     def _forward_backward(self, batch: StepBatch, index: int) -> torch.Tensor:
+        self._memory.micro_batch = index
         micro = batch.micro_batches[index].to(self._world.device)
         with self._engine.micro_batch(is_last=index == len(batch.micro_batches) - 1):
             objective, cross_entropy = self._engine.model(**micro.loss_inputs())

@@ -1,0 +1,60 @@
+"""Traces are written for the steps that are named, and looking into a run changes none of it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from t5_fsdp.config import Config, LoggingConfig, value_problems
+from t5_fsdp.console import Console
+from t5_fsdp.distributed import Launch, World
+from t5_fsdp.training.profiling import MemorySnapshots
+from tests.distributed.test_training import final_weights, losses, train
+
+
+def test_traces_of_two_steps_change_no_number(pools: Any, corpus: Path, tmp_path: Path) -> None:
+    plain, traced = tmp_path / "plain", tmp_path / "traced"
+    train(pools(2), corpus, plain, **{"train.max_steps": 5})
+    out, _ = train(
+        pools(2), corpus, traced,
+        **{"train.max_steps": 5, "logging.profile": "[2, 4]", "logging.memory_snapshot": "true"},
+    )  # fmt: skip
+    assert losses(traced) == losses(plain)
+    expected, found = final_weights(plain, 5), final_weights(traced, 5)
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert out.count("warning: logging.memory_snapshot: true needs a GPU") == 1
+    assert not (traced / "memory").exists() and not (plain / "profile").exists()
+    files = sorted(path.name for path in (traced / "profile").iterdir())
+    assert files == [f"step-{step:08d}-rank-{rank}.json.gz" for step in (2, 4) for rank in (0, 1)]
+    for name in files:
+        with gzip.open(traced / "profile" / name) as file:
+            events = {event.get("name") for event in json.load(file)["traceEvents"]}
+        # Forward, backward and the update of one step.
+        assert {"aten::mm", "MmBackward0", "aten::_fused_adamw_"} <= events
+
+
+def test_a_step_below_one_is_refused() -> None:
+    config = Config(logging=LoggingConfig(profile=[3, 0]))
+    assert "logging.profile names step 0; the first step is 1" in value_problems(config)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_gets_snapshots(tmp_path: Path) -> None:
+    world = World(Launch(), torch.distributed.HashStore(), torch.device("cuda", 0))
+    snapshots = MemorySnapshots(tmp_path, True, world, Console(False))
+    block = torch.ones(2**26, device=world.device)
+    snapshots.after_step()
+    written = tmp_path / "memory/peak-rank-0.pickle"
+    before = written.stat().st_mtime_ns
+    snapshots.after_step()
+    assert written.stat().st_mtime_ns == before  # no new peak
+    path = snapshots.out_of_memory()
+    assert path is not None and path.stat().st_size > 0
+    torch.cuda.memory._record_memory_history(enabled=None)
+    del block

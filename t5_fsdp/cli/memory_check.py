@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from typing import TYPE_CHECKING
 
 from t5_fsdp.config import Config
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
     from t5_fsdp.data.prepared import PreparedData
     from t5_fsdp.model.build import ModelSpec
     from t5_fsdp.planning.run import PlannedRun
+    from t5_fsdp.training.out_of_memory import Estimate, Settings
 
 _GIB = 2**30
 
@@ -71,6 +74,28 @@ def say_memory(
 
 def _size(number: int) -> str:
     return f"{number / _GIB:.1f} GiB" if number >= _GIB else f"{number / 2**20:.1f} MiB"
+
+
+def step_estimate(
+    config: Config, world: World, spec: ModelSpec, prepared: PreparedData
+) -> Estimate:
+    """What a step needs with other options, for the advice when memory runs out."""
+    from t5_fsdp.planning.memory import estimate_memory
+
+    @functools.cache
+    def planned() -> PlannedRun:  # nobody asks in a run that goes well
+        return planned_training(config, world, spec, prepared)
+
+    def estimate(settings: Settings) -> int:
+        run = dataclasses.replace(
+            planned(),
+            parallel=settings.parallel,
+            optimizer=settings.optimizer,
+            train=settings.train,
+        )
+        return estimate_memory(run, settings.forward).peak
+
+    return estimate
 
 
 def planned_training(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from t5_fsdp.cli import run_folder
 from t5_fsdp.cli.export_hf import check_export_at_end, export_at_end
 from t5_fsdp.cli.generator import training_generator
-from t5_fsdp.cli.memory_check import refuse_what_cannot_fit, say_memory
+from t5_fsdp.cli.memory_check import refuse_what_cannot_fit, say_memory, step_estimate
 from t5_fsdp.cli.options import Extra, dump_yaml, parse_layers, resolve
 from t5_fsdp.cli.prepare_data import prepare_on_all_ranks, say_audit
 from t5_fsdp.cli.process import Session, run
@@ -295,6 +295,7 @@ def _train_from(
         shape=T5Shape.of(start.spec.config, frozen=start.spec.adapter is not None),
         peak_flops=_peak_flops(config, world),
         trackers=_open_trackers(start, config, session, world),
+        estimate_memory=step_estimate(config, world, start.spec, prepared),
     )
     ending = trainer.run()
     session.console.say(f"done: {ending}; the run is in {run_dir}")

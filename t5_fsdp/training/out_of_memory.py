@@ -13,6 +13,7 @@ from t5_fsdp.config import OptimizerConfig, ParallelConfig, TrainConfig
 from t5_fsdp.data.batching import MicroBatch, StepBatch
 from t5_fsdp.distributed import World
 from t5_fsdp.errors import UserError
+from t5_fsdp.model.activations import MicroBatchShape
 from t5_fsdp.training.memory_use import resident_bytes
 from t5_fsdp.training.profiling import MemorySnapshots
 
@@ -24,22 +25,13 @@ _FRAGMENTED = 0.15
 
 
 @dataclass(frozen=True)
-class Forward:
-    """One forward pass of a rank: `rows` sources and targets, padded to these widths."""
-
-    rows: int
-    source: int
-    target: int
-
-
-@dataclass(frozen=True)
 class Settings:
     """The options that decide how much memory a step takes, and its largest forward pass."""
 
     parallel: ParallelConfig
     optimizer: OptimizerConfig
     train: TrainConfig
-    forward: Forward
+    forward: MicroBatchShape
 
 
 # Bytes that a rank needs at the peak of a step.
@@ -277,6 +269,6 @@ class MemoryGuard:
         return text
 
 
-def _forward(micro: MicroBatch) -> Forward:
+def _forward(micro: MicroBatch) -> MicroBatchShape:
     source, target = micro.input_ids.shape, micro.labels.shape
-    return Forward(rows=source[0], source=source[1], target=target[1])
+    return MicroBatchShape(rows=source[0], source=source[1], target=target[1])

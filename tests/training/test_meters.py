@@ -20,6 +20,7 @@ from t5_fsdp.training.meters import PHASES, Meters, Window, slowest
 from t5_fsdp.training.metrics import describe, scalar_name
 from t5_fsdp.training.stopwatch import DeviceTimeline, HostTimeline, Stopwatch
 from tests.conftest import read_metrics, tiny_options
+from tests.measure_overhead import measure
 from tests.workers import joined_world, run_command
 
 SHAPE = T5Shape(
@@ -324,6 +325,14 @@ def slow_run(
 def test_a_slow_rank_is_found_under_every_engine(slow_run: list[dict[str, Any]]) -> None:
     for row in slow_run:
         assert row["slowest_rank"] == 1 and row["slowest_rank_ratio"] > 1.2
+
+
+@pytest.mark.long
+def test_meters_are_cheap_and_memory_does_not_grow(tmp_path: Path) -> None:
+    found = measure(tmp_path, steps=600, ranks=1, small=True)
+    assert found["growth_steps"] >= 450 and found["growth"] < 0.01
+    # Of a step of 25 ms, the meters' own share; a row with TensorBoard is for every tenth step.
+    assert found["marks"] + (found["hooks"] + found["log"]) / 10 < 0.02 * 0.025
 
 
 def test_the_parts_of_a_real_step_add_up(slow_run: list[dict[str, Any]]) -> None:

@@ -48,8 +48,8 @@ def blocks_at_work(model: nn.Module) -> list[nn.Module]:
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    modules = dict(model.named_modules())
-    blocks = [(n, m) for n, m in modules.items() if isinstance(m, GradientCheckpointingLayer)]
+    modules = list(model.named_modules())
+    blocks: Named = [(n, m) for n, m in modules if isinstance(m, GradientCheckpointingLayer)]
     return [module for _, module in _outside_wrappers(model, blocks)]
 
 

@@ -164,8 +164,8 @@ def peak_memory_bytes(device: torch.device) -> int:
     """Largest so far: allocated on a GPU since its statistics were reset, resident on a CPU."""
     import torch
 
-    from t5_fsdp.training.trainer import resident_bytes
+    from t5_fsdp.training.memory_use import peak_resident_bytes
 
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return resident_bytes()
+    return peak_resident_bytes()

@@ -200,21 +200,22 @@ class Meters:
         work = self._add_phases()
         window, self._window = self._window, Window()
         phases = [getattr(window, f"{phase}_seconds") for phase in PHASES]
-        found = self._world.gather([work, *phases, *self._memory.read()])
-        worked = [rank[0] for rank in found]
+        found = self._world.gather([work, window.seconds, *phases, *self._memory.read()])
         means = [statistics.fmean(column) for column in zip(*found, strict=True)]
+        # A rank that was quicker outside of steps waits in them; so the parts add up to the mean.
+        window.seconds = means[1]
         steps = max(1, window.steps)
         return {
             **window.row(),
             **{
                 f"{phase}_seconds": mean / steps
-                for phase, mean in zip(PHASES, means[1:], strict=False)
+                for phase, mean in zip(PHASES, means[2:], strict=False)
             },
             "checkpoint_seconds": window.checkpoint_seconds,
             "evaluation_seconds": window.evaluation_seconds,
-            **largest([rank[1 + len(PHASES) :] for rank in found]),
+            **largest([rank[2 + len(PHASES) :] for rank in found]),
             "mfu": self._mfu(window),
-            **slowest(worked),
+            **slowest([rank[0] for rank in found]),
         }
 
     def _mfu(self, window: Window) -> float | None:

@@ -31,7 +31,10 @@ T = TypeVar("T")
 _POLL_SECONDS = 0.05
 _FAILED_KEY = "t5_fsdp/failed"
 _LAUNCHER_POLL_SECONDS = 1.0
-_CPU_KERNELS_KEPT = "64"
+# For each shape of a bf16 product oneDNN and torch keep the code and the buffers made for it, by
+# default of 1,024 shapes. Micro-batches have ever new shapes, so it never ends: half a gigabyte for
+# a tiny model. Both read the variables at the first such product.
+CPU_KERNEL_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
 
 
 @dataclass(frozen=True)
@@ -424,14 +427,6 @@ class _Rendezvous:
 _rendezvous = _Rendezvous()
 
 
-def _bound_kernel_caches() -> None:
-    # For each shape of a bf16 product oneDNN and torch keep the code and the buffers made for it,
-    # 1,024 shapes by default. Micro-batches have ever new shapes, so it never ends: half a
-    # gigabyte for a tiny model. Both read the variables at the first such product.
-    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-        os.environ.setdefault(name, _CPU_KERNELS_KEPT)
-
-
 def pick_device(launch: Launch) -> torch.device:
     """This process's GPU by its local rank, or the CPU where there is none.
 
@@ -441,7 +436,8 @@ def pick_device(launch: Launch) -> torch.device:
     import torch
 
     if not torch.cuda.is_available():
-        _bound_kernel_caches()
+        for name, value in CPU_KERNEL_CACHES.items():
+            os.environ.setdefault(name, value)
         return torch.device("cpu")
     num_gpus = torch.cuda.device_count()
     if launch.local_world_size > num_gpus:

@@ -15,6 +15,7 @@ from t5_fsdp.benchmark.clock import Segment, joined
 from t5_fsdp.benchmark.ranks import RankFailed, Ranks, Turns
 from t5_fsdp.benchmark.workload import Workload
 from t5_fsdp.console import Console
+from t5_fsdp.distributed import CPU_KERNEL_CACHES
 from t5_fsdp.errors import UserError
 
 
@@ -240,10 +241,10 @@ class _Run:
 
 
 def start_ranks(device: str, world_size: int, threads: int | None) -> Ranks:
-    """Processes for a contestant."""
+    """Processes for a contestant, with the same bounds of a CPU's caches for all of them."""
     environment: Mapping[str, str] = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     if device == "cpu":
-        environment = {**environment, "CUDA_VISIBLE_DEVICES": ""}
+        environment = {**environment, **CPU_KERNEL_CACHES, "CUDA_VISIBLE_DEVICES": ""}
     return Ranks(world_size, environment=environment, threads=threads, quiet=True)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from t5_fsdp.benchmark.clock import Clock
+from t5_fsdp.benchmark.ranks import launch_variables
 from t5_fsdp.benchmark.stock_batches import CountingCollator
 from t5_fsdp.benchmark.workload import Workload
 from t5_fsdp.benchmark.world import chosen_device, quiet, reset_memory
@@ -28,6 +29,10 @@ def train(workload: Workload, clock_options: dict[str, int], sampling: str) -> d
     reset_memory(workload.device)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = chosen_device(workload.device, rank)
+    if world_size == 1:
+        # As `python script.py` without a launcher; with these it would wrap the model in DDP.
+        for name in launch_variables(0, 1, 0):
+            os.environ.pop(name, None)
     clock = Clock(T5Shape.of(workload.spec().config), device, **clock_options)
     collator = CountingCollator()
 

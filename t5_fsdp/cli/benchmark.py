@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from t5_fsdp.benchmark.comparison import Outcome
     from t5_fsdp.benchmark.workload import Examples, Workload
 
+_REFERENCE = "bare"
 MODES = ("train", "generate", "data", "checkpoint", "startup")
 # Of the comparison in docs/performance.md.
 _MODEL = {
@@ -89,7 +90,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--contestants", default="all", metavar="A,B",
         help="train: which ones, of fsdp2, ddp, bare, seq2seq, seq2seq_grouped, lightning, "
         "tutorial; all: those whose packages are installed.")  # fmt: skip
-    add("--reference", default="bare", metavar="A", help="train: what the ratios are to.")
+    add("--reference", metavar="A",
+        help=f"train: what the ratios are to; without it: {_REFERENCE}, or the first.")  # fmt: skip
     add("--texts", type=Path, metavar="FILE",
         help="jsonl with document and summary; without it: random token ids.")  # fmt: skip
     add("--tokenizer", metavar="DIR", help="For texts: a tokenizer's folder or Hub id.")
@@ -168,6 +170,8 @@ def _text_problems(options: Any) -> list[str]:
             problems.append("--mode generate needs --checkpoint, or --tokenizer for random weights")
     elif (options.texts is None) != (options.tokenizer is None):
         problems.append("--texts and --tokenizer belong together; give both, or none")
+    if options.checkpoint is not None and not options.checkpoint.is_dir():
+        problems.append(f"--checkpoint {options.checkpoint} is no folder; export_hf writes one")
     if options.folder is not None and not options.folder.is_dir():
         problems.append(f"--folder {options.folder} is no folder; make it, or leave it out")
     return problems
@@ -194,6 +198,10 @@ def _model_problems(options: Any) -> list[str]:
         return [
             f'--model_config {options.model_config} is no mapping; give e.g. {{"d_model": 512}}'
         ]
+    vocab = values.get("vocab_size", _MODEL["vocab_size"])
+    # Random ids leave out those of padding, end and the unknown mark.
+    if not isinstance(vocab, int) or vocab < 8:
+        return [f"vocab_size of --model_config is {vocab!r}; give a whole number above 7"]
     return []
 
 
@@ -232,20 +240,28 @@ def _train(options: Any, console: Console) -> None:
 
 
 def _chosen(options: Any) -> list[str]:
-    """Raises UserError: a name is unknown, or twice there."""
+    """Settle the reference too.
+
+    Raises:
+        UserError: a name is unknown, or twice there; the reference is not among them.
+    """
     from t5_fsdp.benchmark.comparison import CONTESTANTS
 
-    if options.contestants == "all":
-        return [name for name, contestant in CONTESTANTS.items() if not contestant.missing()]
     names = options.contestants.split(",")
+    if options.contestants == "all":
+        names = [name for name, contestant in CONTESTANTS.items() if not contestant.missing()]
     for name in names:
         if name not in CONTESTANTS or names.count(name) > 1:
             raise UserError(
                 f"--contestants {options.contestants}: {name!r} is unknown or there twice; choose "
                 f"of {', '.join(CONTESTANTS)}"
             )
+    if options.reference is None:
+        options.reference = _REFERENCE if _REFERENCE in names else names[0]
     if options.reference not in names:
-        options.reference = names[0]
+        raise UserError(
+            f"--reference {options.reference} is not measured; give one of {', '.join(names)}"
+        )
     return names
 
 
@@ -266,6 +282,11 @@ def _settle(options: Any) -> None:
         options.world_size = num_gpus or 2
     if options.device == "auto":
         options.device = "cuda" if num_gpus >= options.world_size else "cpu"
+    if options.suite == "gpu" and options.device == "cpu" and not options.tiny:
+        raise UserError(
+            "--suite gpu trains T5-large and T5-3B, and there is no GPU here; --tiny does the same "
+            "with a model for any CPU"
+        )
     if options.device == "cuda" and num_gpus < options.world_size:
         raise UserError(
             f"--device cuda with {options.world_size} processes, but there are {num_gpus} GPUs; "
@@ -380,7 +401,7 @@ def _figures(
             f"ratio_to_{reference}": outcome.ratio_to(outcomes[reference]),
             "mfu": outcome.mfu(peak),
             "padding_share": outcome.padding_share(),
-            "peak_memory_bytes": outcome.segments[-1].peak_memory_bytes,
+            "peak_memory_bytes": max(part.peak_memory_bytes for part in outcome.segments),
         }
     return figures
 

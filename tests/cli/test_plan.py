@@ -68,7 +68,8 @@ def test_two_nodes_and_a_sweep(pools: Any, tmp_path: Path) -> None:
 
 def test_both_ways_of_counting_stand_side_by_side(corpus: Path, tmp_path: Path) -> None:
     """In a process of its own: the pool's workers, as daemons, may have no children."""
-    argv = tiny_options(corpus, tmp_path / "run")
+    # A cache of its own too: what other tests have prepared would be planned for.
+    argv = tiny_options(corpus, tmp_path / "run", **{"data.cache_dir": tmp_path / "cache"})
     program = [sys.executable, str(ROOT / "scripts/plan.py"), *map(str, argv)]
     program += ["--world_size", "4", "--json", str(tmp_path / "plan.json")]
     done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True)

@@ -116,6 +116,7 @@ class Clock:
         # What ran meanwhile has taken the caches: the first step after a pause is not counted.
         self._period = 1 + segment_steps
         self._ticks = 0
+        self._peak_memory_bytes = 0
         self._segment = Segment()
         self._began = self._cpu_began = 0.0
         # The start of one more step ends the last segment.
@@ -125,6 +126,8 @@ class Clock:
         """At the start of a step: its inputs are there, nothing of it is computed yet."""
         counted = self._ticks - self._warmup_steps
         self._ticks += 1
+        # A contestant may reset the statistics at its own rows.
+        self._peak_memory_bytes = max(self._peak_memory_bytes, peak_memory_bytes(self._device))
         if counted < 0:
             return
         place = counted % self._period
@@ -143,7 +146,7 @@ class Clock:
         wait_for_device(self._device)
         self._segment.seconds = time.perf_counter() - self._began
         self._segment.cpu_seconds = time.process_time() - self._cpu_began
-        self._segment.peak_memory_bytes = peak_memory_bytes(self._device)
+        self._segment.peak_memory_bytes = self._peak_memory_bytes
         self._segment.resident_bytes = _resident_bytes()
         return self._segment
 

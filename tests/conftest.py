@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import random
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,17 +30,28 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session")
 def pools() -> Iterator[Callable[[int], Pool]]:
-    """Pools of 1, 2 or 4 ranks, started when first asked for."""
+    """Pools of 1, 2 or 4 ranks, started when first asked for, anew after one that hung."""
     started: dict[int, Pool] = {}
 
     def get(world_size: int) -> Pool:
-        if world_size not in started:
+        if world_size not in started or started[world_size].is_closed:
             started[world_size] = Pool(world_size)
         return started[world_size]
 
     yield get
     for pool in started.values():
         pool.close()
+
+
+@pytest.fixture(autouse=True)
+def no_process_group_is_left() -> Iterator[None]:
+    """A command that fails in this process leaves its group up; the next test begins without."""
+    yield
+    if "torch.distributed" in sys.modules:
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def make_pairs(count: int, seed: int) -> list[dict[str, str]]:

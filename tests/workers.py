@@ -64,6 +64,11 @@ class Pool:
             grace_seconds=2 * COLLECTIVE_TIMEOUT_SECONDS,
         )
 
+    @property
+    def is_closed(self) -> bool:
+        """Also after a call that a rank did not answer."""
+        return self._ranks.is_closed
+
     def run(self, function: Any, *args: Any) -> list[Any]:
         """Call `function(*args)` on every rank."""
         try:

@@ -96,6 +96,11 @@ class Ranks:
     def __exit__(self, *error: object) -> None:
         self.close(force=error[0] is not None)
 
+    @property
+    def is_closed(self) -> bool:
+        """After `close`, also by what has failed."""
+        return not self._connections
+
     def call(self, function: Callable[..., Any], *args: Any) -> None:
         """Begin to run `function(*args)` on every rank."""
         port = _free_port()

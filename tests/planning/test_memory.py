@@ -101,6 +101,14 @@ def held_on_a_rank(
     spec: Any, parallel: dict[str, Any], optimizer_options: dict[str, Any]
 ) -> dict[str, int]:
     """On a rank of the pool: bytes of its tensors after a forward and after a step."""
+    with joined_world() as world:
+        # In a function of its own, so that no engine is left when the group goes: that may hang.
+        return _held(world, spec, parallel, optimizer_options)
+
+
+def _held(
+    world: Any, spec: Any, parallel: dict[str, Any], optimizer_options: dict[str, Any]
+) -> dict[str, int]:
     import numpy as np
 
     from t5_fsdp.data.batching import SpecialIds, collate
@@ -110,44 +118,43 @@ def held_on_a_rank(
     from t5_fsdp.parallel.common import local_part
     from t5_fsdp.parallel.engine import parallelize
 
-    with joined_world() as world:
-        model = build_on_meta(spec)
-        shapes = [parameter.shape for parameter in model.parameters()]
-        attach_loss(model, LossOptions())
-        engine = parallelize(model, ParallelConfig(**parallel), world)
-        engine.load_full(draw_weights(spec, seed=1) if world.is_main else {})
-        optimizer = make_optimizer(engine.model, OptimizerConfig(**optimizer_options))
-        engine.model.train()
-        rows = np.ones((6, 40), dtype=np.int64), np.ones((6, 24), dtype=np.int64)
-        micro = collate(*(list(each) for each in rows), SpecialIds(0, 0))
-        with LiveTensors() as live:
-            objective, _ = engine.model(**micro.loss_inputs())
-        # FSDP1's and DDP's flat buffers are made before; whole weights are left out by shape.
-        activations = live.bytes_left(shapes)
-        engine.backward(objective)
+    model = build_on_meta(spec)
+    shapes = [parameter.shape for parameter in model.parameters()]
+    attach_loss(model, LossOptions())
+    engine = parallelize(model, ParallelConfig(**parallel), world)
+    engine.load_full(draw_weights(spec, seed=1) if world.is_main else {})
+    optimizer = make_optimizer(engine.model, OptimizerConfig(**optimizer_options))
+    engine.model.train()
+    rows = np.ones((6, 40), dtype=np.int64), np.ones((6, 24), dtype=np.int64)
+    micro = collate(*(list(each) for each in rows), SpecialIds(0, 0))
+    with LiveTensors() as live:
+        objective, _ = engine.model(**micro.loss_inputs())
+    # FSDP1's and DDP's flat buffers are made before; whole weights are left out by shape.
+    activations = live.bytes_left(shapes)
+    engine.backward(objective)
 
-        def size(tensor: torch.Tensor) -> int:
-            return local_part(tensor).numel() * tensor.element_size()
+    def size(tensor: torch.Tensor) -> int:
+        return local_part(tensor).numel() * tensor.element_size()
 
-        parameters = [p for p in engine.model.parameters() if p.numel()]
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        optimizer.step()
-        state = [
-            value
-            for values in optimizer.state.values()
-            for name, value in values.items()
-            if name != "step"
-        ]
-        return {
-            "activations": activations,
-            **{
-                name: sum(map(size, tensors))
-                for name, tensors in (
-                    ("parameters", parameters), ("gradients", gradients),
-                    ("optimizer_state", state),
-                )
-            },
-        }  # fmt: skip
+    parameters = [p for p in engine.model.parameters() if p.numel()]
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    optimizer.step()
+    state = [
+        value
+        for values in optimizer.state.values()
+        for name, value in values.items()
+        if name != "step"
+    ]
+    return {
+        "activations": activations,
+        **{
+            name: sum(map(size, tensors))
+            for name, tensors in (
+                ("parameters", parameters), ("gradients", gradients),
+                ("optimizer_state", state),
+            )
+        },
+    }  # fmt: skip
 
 
 CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [

@@ -107,7 +107,7 @@ def measure(
             run_passes(engine, micro_batches)
         optimizer.step()
         runs = []
-        for _ in range(3):
+        for _ in range(8):
             optimizer.zero_grad()
             with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
                 run_passes(engine, micro_batches)

@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from t5_fsdp.cli.options import Layers, nest, parse_layers, resolve
-from t5_fsdp.cli.prepare_data import cache_dir
-from t5_fsdp.config import Config, DataConfig, to_dict
+from t5_fsdp.config import Config, DataConfig, cache_dir, to_dict
 from t5_fsdp.data.given import Examples, GivenData, by_split, given_rows, write_given
-from t5_fsdp.data.sources import columns_of, source_problems
+from t5_fsdp.data.sources import SPLITS, columns_of, source_problems
 from t5_fsdp.errors import UserError
 
 if TYPE_CHECKING:
@@ -186,7 +185,7 @@ def evaluate(
     from t5_fsdp.cli.eval_rouge import evaluate_checkpoint
     from t5_fsdp.cli.process import call
 
-    if split not in ("train", "validation", "test"):
+    if split not in SPLITS:
         raise UserError(f"split is {split!r}; give train, validation or test")
     layers = _layers_of_model(config, options)
     layers.own = {
@@ -332,8 +331,7 @@ def _check(config: Config, given: Mapping[str, Examples] | None, metric: Metric 
 
 def _as_files(data: DataConfig, paths: Mapping[str, str]) -> DataConfig:
     files: dict[str, Any] = {
-        f"{split}_files": [paths[split]] if split in paths else []
-        for split in ("train", "validation", "test")
+        f"{split}_files": [paths[split]] if split in paths else [] for split in SPLITS
     }
     return dataclasses.replace(data, source="files", dataset=None, subset=None, mixture=[], **files)
 

@@ -397,19 +397,19 @@ class Config:
 
 BEST_METRICS = ("rouge1", "rouge2", "rougeL", "rougeLsum", "loss")
 # Widths of compiled blocks: a multiple of what tensor cores and fused attention like.
-_COMPILED_WIDTH_MULTIPLE = 32
+COMPILED_WIDTH_MULTIPLE = 32
 
 
 def width_multiple(config: Config) -> int:
     """Of which number the widths of micro-batches are multiples, see `TrainConfig`."""
     if config.train.width_multiple is not None:
         return config.train.width_multiple
-    return _COMPILED_WIDTH_MULTIPLE if config.parallel.compile else 1
+    return COMPILED_WIDTH_MULTIPLE if config.parallel.compile else 1
 
 
-def cache_folder(config: Config) -> str:
+def cache_dir(config: Config) -> Path:
     """Where prepared data is kept: data.cache_dir, or .cache beside run_dir."""
-    return config.data.cache_dir or str(Path(config.run_dir).parent / ".cache")
+    return Path(config.data.cache_dir or Path(config.run_dir).parent / ".cache")
 
 
 def to_dict(config: Any) -> dict[str, Any]:

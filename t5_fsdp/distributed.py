@@ -90,6 +90,12 @@ def read_launch(environment: Mapping[str, str] | None = None) -> Launch:
     return launch
 
 
+def print_once(text: str) -> None:
+    """Print on one process only: under torchrun every rank reads the same command line."""
+    if os.environ.get("RANK", "0") == "0":
+        print(text.rstrip("\n"), flush=True)
+
+
 def end_with_launcher(launch: Launch) -> None:
     """Make this process end within seconds when torchrun, which started it, is gone.
 

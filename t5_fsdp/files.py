@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -94,6 +95,11 @@ def check_writable(path: Path, option: str) -> None:
         raise UserError(
             f"{option} {path} can't be written ({error.strerror}); give another path"
         ) from None
+
+
+def json_number(value: float) -> float | None:
+    """The number, or None where it is not finite: JSON has no NaN."""
+    return value if math.isfinite(value) else None
 
 
 def write_json(path: Path, value: Any) -> None:

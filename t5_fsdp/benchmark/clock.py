@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import time
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from t5_fsdp.benchmark.ranks import report
@@ -143,11 +141,13 @@ class Clock:
         self._segment.add(step, self._shape)
 
     def _closed_segment(self) -> Segment:
+        from t5_fsdp.training.memory_use import resident_bytes
+
         wait_for_device(self._device)
         self._segment.seconds = time.perf_counter() - self._began
         self._segment.cpu_seconds = time.process_time() - self._cpu_began
         self._segment.peak_memory_bytes = self._peak_memory_bytes
-        self._segment.resident_bytes = _resident_bytes()
+        self._segment.resident_bytes = resident_bytes()
         return self._segment
 
 
@@ -164,14 +164,6 @@ def _give_memory_back() -> None:
     # glibc's, which keeps it for the next step; elsewhere there is no such function.
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def _resident_bytes() -> int:
-    try:
-        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
-    except OSError:  # not on Linux
-        return 0
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def peak_memory_bytes(device: torch.device) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from t5_fsdp.config import COMPILED_WIDTH_MULTIPLE
 from t5_fsdp.data.tokenized import TokenizedSplit, flatten
 from t5_fsdp.errors import UserError
 
@@ -104,7 +105,7 @@ class Workload:
     @property
     def width_multiple(self) -> int:
         """As `config.width_multiple` chooses it."""
-        return 32 if self.parallel.get("compile") else 1
+        return COMPILED_WIDTH_MULTIPLE if self.parallel.get("compile") else 1
 
     def special(self) -> SpecialIds:
         """Ids for collation."""

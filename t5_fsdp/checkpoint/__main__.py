@@ -3,53 +3,36 @@
 from __future__ import annotations
 
 import argparse
-import io
+import functools
 import json
-import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
-from t5_fsdp.checkpoint.listing import Listed, Listing, list_checkpoints
-from t5_fsdp.errors import EXIT_DONE, EXIT_USER_ERROR, UserError
+from t5_fsdp.checkpoint.listing import Listed, Listing, format_size, list_checkpoints
+from t5_fsdp.errors import UserError
+from t5_fsdp.small_command import OneLineParser, run_small
 
 _HEADER = ("step", "age", "size", "status", "loss", "rougeLsum", "")
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; --help shows the options")
-
-
 def main(argv: Sequence[str]) -> int:
     """Run the command; its exit code (0 done, 2 user error)."""
-    # A path, or a message about it, may hold what the terminal's encoding lacks.
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+    return run_small(functools.partial(_list, argv))
+
+
+def _list(argv: Sequence[str]) -> str:
+    options = _parser().parse_args(argv)
     try:
-        options = _parser().parse_args(argv)
         listing = list_checkpoints(Path(options.folder), options.verify)
-        text = json.dumps(listing.to_json(), indent=1) if options.json else _table(listing)
-        print(text, flush=True)
-    except UserError as error:
-        print(error.render(), file=sys.stderr)
-        return EXIT_USER_ERROR
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    except BrokenPipeError:  # `| head` has seen enough; nor must the interpreter's end try again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         what = error.filename or options.folder
-        print(f"error: {what} can't be read ({error.strerror})", file=sys.stderr)
-        return EXIT_USER_ERROR
-    return EXIT_DONE
+        raise UserError(f"{what} can't be read ({error.strerror})") from error
+    return json.dumps(listing.to_json(), indent=1) if options.json else _table(listing)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = OneLineParser(
         prog="python -m t5_fsdp.checkpoint",
         description="List the checkpoints of a run: step, age, size, whether each is whole, "
         "validation scores, the best, and the one that checkpoint.resume: auto goes on from.",
@@ -76,7 +59,7 @@ def _table(listing: Listing) -> str:
     ]
     total = sum(listed.num_bytes for listed in listing.checkpoints)
     checked = "checksums" if listing.verified else "sizes; --verify reads the checksums"
-    lines.append(f"{_size(total)} in all; checked by {checked}")
+    lines.append(f"{format_size(total)} in all; checked by {checked}")
     if any(listed.is_best for listed in listing.checkpoints):
         lines.append(f"best: by {listing.best_metric}")
     if any(listed.is_next for listed in listing.checkpoints):
@@ -91,7 +74,7 @@ def _row(listed: Listed) -> tuple[str, ...]:
     return (
         "" if listed.step is None else str(listed.step),
         _age(listed.age_seconds),
-        _size(listed.num_bytes),
+        format_size(listed.num_bytes),
         listed.status,
         "" if loss is None else f"{loss:.3f}",
         "" if rouge is None else f"{100 * rouge:.1f}",
@@ -104,13 +87,6 @@ def _age(seconds: float) -> str:
         if seconds >= length:
             return f"{seconds / length:.0f} {unit}"
     return f"{seconds:.0f} s"
-
-
-def _size(num_bytes: int) -> str:
-    for unit, length in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if num_bytes >= length:
-            return f"{num_bytes / length:.1f} {unit}"
-    return f"{num_bytes / 1e3:.1f} kB"
 
 
 if __name__ == "__main__":

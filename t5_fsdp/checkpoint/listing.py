@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -26,6 +25,7 @@ from t5_fsdp.checkpoint.format import (
 from t5_fsdp.checkpoint.retention import best_steps
 from t5_fsdp.config import EvaluationConfig
 from t5_fsdp.errors import UserError
+from t5_fsdp.files import json_number
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Listed:
 
     def to_json(self) -> dict[str, Any]:
         """As `--json` prints it; scores that are not finite are null."""
-        scores = {name: v if math.isfinite(v) else None for name, v in self.scores.items()}
+        scores = {name: json_number(value) for name, value in self.scores.items()}
         return {**asdict(self), "scores": scores}
 
 
@@ -170,3 +170,11 @@ def _best_metric(checkpoint: Path) -> str:
         return str(values["evaluation"]["best_metric"])
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
         return EvaluationConfig.best_metric
+
+
+def format_size(num_bytes: float) -> str:
+    """Bytes of a file, in decimal units."""
+    for unit, length in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if num_bytes >= length:
+            return f"{num_bytes / length:.1f} {unit}"
+    return f"{num_bytes / 1e3:.1f} kB"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-import math
 import os
 import shutil
 import threading
@@ -51,7 +50,7 @@ from t5_fsdp.checkpoint.retention import Retention, prune
 from t5_fsdp.checkpoint.safe_reader import SafePlanner, SafeReader
 from t5_fsdp.distributed import World
 from t5_fsdp.errors import UserError
-from t5_fsdp.files import write_json
+from t5_fsdp.files import json_number, write_json
 from t5_fsdp.model.build import StateDict, build_on_meta, unique_state_dict
 from t5_fsdp.parallel.common import clean_name
 
@@ -421,9 +420,8 @@ class CheckpointManager:
 
     def _apply_scores(self, state: RunState, warn: Callable[[str], None]) -> None:
         if str(state.step) in state.scores:
-            # JSON has no NaN.
             scores = {
-                step: {n: v if math.isfinite(v) else None for n, v in figures.items()}
+                step: {name: json_number(value) for name, value in figures.items()}
                 for step, figures in state.scores.items()
             }
             write_json(self.path(state.step) / SCORES, scores)

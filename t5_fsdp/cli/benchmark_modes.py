@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import tempfile
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from t5_fsdp.console import Console
 
 if TYPE_CHECKING:
-    from t5_fsdp.benchmark.ranks import Ranks, Turns
     from t5_fsdp.benchmark.rounds import Figures
     from t5_fsdp.benchmark.workload import Workload
 
@@ -22,14 +22,12 @@ _GPU_SUITE_SECONDS = 440.0
 
 def generate(options: Any, console: Console) -> None:
     """Summaries and their ROUGE, by this program's evaluation and by Seq2SeqTrainer.predict."""
-    from t5_fsdp.benchmark.comparison import start_ranks
     from t5_fsdp.benchmark.generation import (
         GenerationWork,
         ours,
         seq2seq_trainer,
         write_random_model,
     )
-    from t5_fsdp.benchmark.ranks import Turns
     from t5_fsdp.benchmark.workload import read_pairs
 
     rows = read_pairs(options.texts, "--texts", options.examples)
@@ -49,55 +47,44 @@ def generate(options: Any, console: Console) -> None:
             param_dtype=options.param_dtype,
             seed=options.seed,
         )
-        functions: dict[str, Callable[..., None]] = {
-            "this program": ours,
-            "Seq2SeqTrainer.predict": seq2seq_trainer,
+        functions: dict[str, Callable[[], None]] = {
+            "this program": functools.partial(ours, work, options.rounds),
+            "Seq2SeqTrainer.predict": functools.partial(seq2seq_trainer, work, options.rounds),
         }
-        started: list[Ranks] = []
-        turns: dict[str, Turns] = {}
-        try:
-            for title, function in functions.items():
-                started.append(start_ranks(options.device, options.world_size, options.threads))
-                turns[title] = Turns(started[-1], _TURN_SECONDS, function, work, options.rounds)
-            _compare(turns, options, "summaries_per_second", console)
-        finally:
-            for ranks in started:
-                ranks.close(force=True)
+        _compare(functions, options, "summaries_per_second", console)
 
 
 def checkpoint(options: Any, workload: Workload, console: Console) -> None:
     """Blocked and total seconds of a checkpoint, beside training and waiting for the files."""
-    from t5_fsdp.benchmark.comparison import start_ranks
-    from t5_fsdp.benchmark.ranks import Turns
     from t5_fsdp.benchmark.saving import save
 
-    started: list[Ranks] = []
-    turns: dict[str, Turns] = {}
     with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
-        try:
-            for title, background in (("async_save: true", True), ("async_save: false", False)):
-                started.append(start_ranks(workload.device, options.world_size, options.threads))
-                turns[title] = Turns(
-                    started[-1], _TURN_SECONDS, save, workload, options.rounds, background, scratch
-                )
-            _compare(turns, options, "blocked_seconds", console)
-        finally:
-            for ranks in started:
-                ranks.close(force=True)
+        functions: dict[str, Callable[[], None]] = {
+            f"async_save: {str(background).lower()}": functools.partial(
+                save, workload, options.rounds, background, scratch
+            )
+            for background in (True, False)
+        }
+        _compare(functions, options, "blocked_seconds", console)
 
 
-def _compare(turns: Mapping[str, Turns], options: Any, reference: str, console: Console) -> None:
-    """Each gets its turn in every round; what rank 0 says counts."""
+def _compare(
+    functions: Mapping[str, Callable[[], None]], options: Any, reference: str, console: Console
+) -> None:
+    """Each on ranks of its own gets its turn in every round; what rank 0 says counts."""
+    from t5_fsdp.benchmark.comparison import start_ranks
+    from t5_fsdp.benchmark.ranks import Turns
 
-    def take(mine: Turns) -> Figures:
-        return mine.take()[0]
+    with contextlib.ExitStack() as stack:
 
-    _measure(
-        {title: functools.partial(take, mine) for title, mine in turns.items()},
-        options,
-        reference,
-        console,
-    )
+        def begin(function: Callable[[], None]) -> Callable[[], Figures]:
+            ranks = start_ranks(options.device, options.world_size, options.threads)
+            stack.callback(ranks.close, force=True)
+            turns = Turns(ranks, _TURN_SECONDS, function)
+            return lambda: turns.take()[0]
+
+        begun = {title: begin(function) for title, function in functions.items()}
+        _measure(begun, options, reference, console)
 
 
 def start_up(options: Any, console: Console) -> None:

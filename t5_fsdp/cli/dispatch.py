@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from t5_fsdp.distributed import leave, read_launch
+from t5_fsdp.distributed import leave, print_once, read_launch
 from t5_fsdp.errors import EXIT_DONE, EXIT_USER_ERROR, UserError
 
 PROGRAM = "t5-fsdp"
@@ -112,12 +112,6 @@ def _unknown(name: str) -> str:
 def _version() -> str:
     # The package itself imports nothing, so it is there whatever was imported.
     return sys.modules[__name__.partition(".")[0]].__version__
-
-
-def print_once(text: str) -> None:
-    """Print on one process only: under torchrun every rank reads the same command line."""
-    if read_launch().rank == 0:
-        print(text, flush=True)
 
 
 def _print_error_once(text: str) -> None:

@@ -21,7 +21,6 @@ from t5_fsdp.cli.loading import LoadedModel, find_model, load_model
 from t5_fsdp.cli.options import Extra, Layers, parse_layers, resolve
 from t5_fsdp.cli.prepare_data import prepare_on_all_ranks
 from t5_fsdp.cli.process import Session, run
-from t5_fsdp.cli.report import refresh_report
 from t5_fsdp.config import Config, to_dict
 from t5_fsdp.data.sources import source_problems
 from t5_fsdp.errors import UserError
@@ -146,6 +145,7 @@ def evaluate_checkpoint(
         UserError: what the user can mend.
         Preempted: a signal asked to stop.
     """
+    from t5_fsdp.cli.report import refresh_report
     from t5_fsdp.data.tokenization import newline_id
     from t5_fsdp.evaluation.evaluate import score_summaries, summarize
     from t5_fsdp.evaluation.rouge import RougeSettings

@@ -62,13 +62,12 @@ def say_memory(
         return
     run = planned_training(config, world, spec, prepared)
     parts = estimate_memory(run, run.micro_batch(*run.longest))
-    state = parts.parameters + parts.gradients + parts.optimizer_state
     device = _gpu_bytes(world)
     of = "" if device is None else f" of {device / _GIB:.1f} GiB"
     console.say(
         f"memory of a rank, estimated: {_size(parts.peak)} at the peak{of}; weights, gradients and "
-        f"optimizer state {_size(state)}, activations {_size(parts.activations)} (scripts/plan.py "
-        "says more)"
+        f"optimizer state {_size(parts.state)}, activations {_size(parts.activations)} "
+        "(scripts/plan.py says more)"
     )
 
 

@@ -29,6 +29,7 @@ import jsonargparse
 
 from t5_fsdp.cli.yaml_files import read_yaml, to_yaml
 from t5_fsdp.config import Config, DataConfig, normalize, to_dict, value_problems
+from t5_fsdp.distributed import print_once
 from t5_fsdp.errors import EXIT_DONE, UserError
 
 _CONFIG_EXAMPLE = "configs/demo.yaml"
@@ -136,7 +137,7 @@ def parse_layers(
     scan = _scan(argv, own_options, takes_files=positionals_help is not None)
     if scan.help:
         text = _help(command, description, own_options.values(), positionals_help, config_required)
-        _print_once(text)
+        print_once(text)
         raise SystemExit(EXIT_DONE)
 
     layers = Layers(positionals=scan.positionals, print_config=scan.print_config)
@@ -200,7 +201,7 @@ def resolve(
     if problems:
         raise UserError(*problems)
     if layers.print_config:
-        _print_once(dump_yaml(config))
+        print_once(dump_yaml(config))
         raise SystemExit(EXIT_DONE)
     return config
 
@@ -695,9 +696,3 @@ def _add_to_help(target: Any, option: _Option) -> None:
     )
     # jsonargparse adds a `--name+` that appends to lists; our command line has no such form.
     action.option_strings = [text for text in action.option_strings if not text.endswith("+")]
-
-
-def _print_once(text: str) -> None:
-    """Print on one process only: under torchrun every rank reads the same command line."""
-    if os.environ.get("RANK", "0") == "0":
-        print(text.rstrip("\n"), flush=True)

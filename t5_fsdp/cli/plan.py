@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from t5_fsdp.cli.options import Extra, parse_layers, resolve
-from t5_fsdp.cli.prepare_data import cache_dir
 from t5_fsdp.cli.process import Session, run
-from t5_fsdp.config import Config, width_multiple
+from t5_fsdp.config import Config, cache_dir, width_multiple
 from t5_fsdp.errors import UserError
 from t5_fsdp.files import check_writable, write_json
 
@@ -313,7 +312,7 @@ class _Plan:
                 rows=batch.rows,
                 source_tokens=batch.source,
                 target_tokens=batch.target,
-                micro_batches=min(3, run.micro_batches),  # a first, one between and a last
+                micro_batches=run.micro_batches,
                 attention=run.attention,
                 for_gpu=run.world.device.type == "cuda",
                 progress=advance,

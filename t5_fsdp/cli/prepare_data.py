@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from t5_fsdp.cli.options import Extra, parse_layers, resolve
 from t5_fsdp.cli.process import Session, run
-from t5_fsdp.config import Config, cache_folder
+from t5_fsdp.config import Config, cache_dir
 from t5_fsdp.console import Console
 from t5_fsdp.data.sources import SPLITS, prepared_splits, source_problems
 from t5_fsdp.files import write_json
@@ -62,11 +62,6 @@ def _tell(config: Config, prepared: PreparedData, list_dropped: bool, console: C
         shutil.copyfile(prepared.directory / DROPPED, target)
         console.say(f"rows that were left out: {target}")
     console.say(f"audit: {run_dir / 'data_audit.json'}; prepared data: {prepared.directory}")
-
-
-def cache_dir(config: Config) -> Path:
-    """Where prepared data is kept: data.cache_dir, or .cache beside run_dir."""
-    return Path(cache_folder(config))
 
 
 def prepare_on_all_ranks(

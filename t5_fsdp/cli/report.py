@@ -3,53 +3,37 @@
 from __future__ import annotations
 
 import argparse
-import io
+import functools
 import os
-import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from t5_fsdp.console import Console
-from t5_fsdp.errors import EXIT_DONE, EXIT_USER_ERROR, UserError
+from t5_fsdp.errors import UserError
 from t5_fsdp.files import write_atomically
 from t5_fsdp.report.html import GENERATOR, render
 from t5_fsdp.report.runs import is_run, read_runs
+from t5_fsdp.small_command import OneLineParser, run_small
 
 REPORT = "report.html"
 COMPARISON = "comparison.html"
 _HEAD_BYTES = 1000  # of a page, in which its generator stands
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; --help shows the options")
-
-
 def main(argv: Sequence[str]) -> int:
     """Run the command; its exit code (0 done, 2 user error)."""
-    # A path, or a message about it, may hold what the terminal's encoding lacks.
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-    try:
-        options = _parser().parse_args(argv)
-        folders = [Path(folder) for folder in options.run]
-        written = write_report(folders, None if options.output is None else Path(options.output))
-        print(f"report: {written}", flush=True)
-    except UserError as error:
-        print(error.render(), file=sys.stderr)
-        return EXIT_USER_ERROR
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    except BrokenPipeError:  # nobody reads the line; nor must the interpreter's end try again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return EXIT_DONE
+    return run_small(functools.partial(_report, argv))
+
+
+def _report(argv: Sequence[str]) -> str:
+    options = _parser().parse_args(argv)
+    folders = [Path(folder) for folder in options.run]
+    written = write_report(folders, None if options.output is None else Path(options.output))
+    return f"report: {written}"
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = OneLineParser(
         prog="report",
         description="Write one HTML page about a run (figures, curves, configuration, data, "
         "checkpoints, summaries), or about several runs beside each other. It loads nothing from "

@@ -15,7 +15,6 @@ from t5_fsdp.cli.memory_check import refuse_what_cannot_fit, say_memory, step_es
 from t5_fsdp.cli.options import Extra, dump_yaml, parse_layers, resolve
 from t5_fsdp.cli.prepare_data import prepare_on_all_ranks, say_audit
 from t5_fsdp.cli.process import Session, run
-from t5_fsdp.cli.report import refresh_report
 from t5_fsdp.config import Config, best_metric_problems, to_dict, width_multiple
 from t5_fsdp.console import Console
 from t5_fsdp.data.sources import source_problems
@@ -130,6 +129,7 @@ def train_model(
         UserError: what the user can mend.
         Preempted: a signal asked to stop.
     """
+    from t5_fsdp.cli.report import refresh_report
     from t5_fsdp.cli.starting_point import find_start
 
     world.on_rank_zero(lambda: _check_trackers(config))
@@ -371,6 +371,7 @@ def _open_run_folder(
 ) -> None:
     """Write what the folder says about the run, and arrange for what it says if that ends early."""
     from t5_fsdp.checkpoint.format import complete_checkpoints
+    from t5_fsdp.cli.report import refresh_report
     from t5_fsdp.training.metrics import write_status
 
     run_dir = Path(config.run_dir)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from t5_fsdp.evaluation.predictions import references_of, write_predictions, wri
 from t5_fsdp.evaluation.rouge import RougeSettings, Scores, score_pairs
 from t5_fsdp.evaluation.text_statistics import Value, mean_statistics, text_statistics
 from t5_fsdp.evaluation.workers import map_in_workers
+from t5_fsdp.files import json_number
 
 _TEXT_FIELDS = ("id", "document", "reference", "references", "prediction")
 
@@ -105,8 +105,7 @@ def evaluate_rows(
     metrics: dict[str, float] = {}
     if metric is not None:
         metrics = call_metric(metric, predictions, references)
-        # JSON has no NaN.
-        summary["metrics"] = {n: v if math.isfinite(v) else None for n, v in metrics.items()}
+        summary["metrics"] = {name: json_number(value) for name, value in metrics.items()}
     joined = [*map(_joined, rows, scores.rows(), statistics)]
     return Evaluation(scores, joined, summary, metrics)
 

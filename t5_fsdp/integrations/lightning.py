@@ -37,7 +37,7 @@ from t5_fsdp.checkpoint.weights_only import write_weights
 from t5_fsdp.config import (
     Config,
     ParallelConfig,
-    cache_folder,
+    cache_dir,
     to_dict,
     value_problems,
     width_multiple,
@@ -130,7 +130,7 @@ class SummarizationData(LightningDataModule):
         if self._prepared is None:
             config = self.config
             say = Console(self.trainer is None or self.trainer.is_global_zero).say
-            self._prepared = prepare(config.data, config.model, Path(cache_folder(config)), say)
+            self._prepared = prepare(config.data, config.model, cache_dir(config), say)
         return self._prepared
 
     def prepare_data(self) -> None:

@@ -168,8 +168,7 @@ def refusal(run: PlannedRun, device_bytes: int) -> UserError | None:
     a margin shows as an out-of-memory error at the first long batch, which says the same advice.
     """
     parts = estimate_memory(run, run.micro_batch(*run.longest))
-    state = parts.parameters + parts.gradients + parts.optimizer_state
-    limit = usable_bytes(device_bytes)
+    state, limit = parts.state, usable_bytes(device_bytes)
     if state <= limit and parts.peak <= _CLEARLY * device_bytes:
         return None
     what = "weights, gradients and optimizer state alone" if state > limit else "a step"

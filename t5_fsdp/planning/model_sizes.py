@@ -12,12 +12,10 @@ from torch import nn
 
 from t5_fsdp.config import OptimizerConfig, ParallelConfig
 from t5_fsdp.parallel.wrapping import find_units, unit_of_parameters
+from t5_fsdp.training.adafactor import is_factored
 from t5_fsdp.training.optimizer import state_bytes
 
 _T = TypeVar("_T")
-
-# `Adafactor.min_dim_to_factor`: matrices with a smaller side keep their second moment whole.
-_SMALLEST_FACTORED = 128
 
 
 @dataclass(frozen=True)
@@ -163,6 +161,6 @@ class ModelSizes:
 
 def _adafactor_numbers(parameter: ParameterSize, num_shards: int) -> int:
     shape = parameter.shape
-    if len(shape) == 2 and min(shape) >= _SMALLEST_FACTORED:
+    if is_factored(shape):
         return -(-shape[0] // num_shards) + shape[1]
     return parameter.largest_shard(num_shards)

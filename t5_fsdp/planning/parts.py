@@ -30,6 +30,11 @@ class MemoryParts:
     temporary: int
     peak: int
 
+    @property
+    def state(self) -> int:
+        """What lasts over the steps, gradients included: no batch is too small for it."""
+        return self.parameters + self.gradients + self.optimizer_state
+
     def to_json(self) -> dict[str, int]:
         """Names end in `_bytes`, as in `plan.py --json`."""
         return {f"{name}_bytes": value for name, value in asdict(self).items()}

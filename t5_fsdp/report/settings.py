@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from t5_fsdp.config import Config, normalize, to_dict
+from t5_fsdp.config import Config, leaves, normalize, to_dict
 from t5_fsdp.report.markup import Markup, each, join, table, tag
 from t5_fsdp.report.plots import swatch
 from t5_fsdp.report.runs import Run, as_number
 
 _HIDDEN_OPTIONS = ("run_dir",)  # every run has its own
 _UNSET = "(not set)"
-
-
-def _options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """By dotted name."""
-    found: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, dict):
-            found |= {f"{name}.{option}": inner for option, inner in value.items()}
-        else:
-            found[str(name)] = value
-    return found
 
 
 def _written(value: Any) -> str:
@@ -53,8 +42,8 @@ def configuration_of(runs: Sequence[Run]) -> Markup:
 def _own_configuration(run: Run) -> Markup:
     if not run.config:
         return Markup()
-    defaults = _options(to_dict(normalize(Config())))
-    options = _options(run.config)
+    defaults = leaves(to_dict(normalize(Config())))
+    options = leaves(run.config)
     changed = {
         name: value
         for name, value in options.items()
@@ -80,7 +69,7 @@ def _own_configuration(run: Run) -> Markup:
 
 
 def _differences(runs: Sequence[Run]) -> Markup:
-    by_run = [_options(run.config) for run in runs]
+    by_run = [leaves(run.config) for run in runs]
     names = dict.fromkeys(name for options in by_run for name in options)
     rows = []
     for name in names:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from t5_fsdp.checkpoint.listing import format_size
 from t5_fsdp.report.markup import Markup, join, table, tag
 from t5_fsdp.report.runs import METRICS, Run, as_mapping, as_number
-from t5_fsdp.report.wording import MISSING, duration, percent, points, size
+from t5_fsdp.report.wording import MISSING, duration, percent, points
 
 
 def audit_of(run: Run) -> Markup:
@@ -101,7 +102,7 @@ def checkpoints_of(run: Run) -> Markup:
             [
                 f"{step:,}",
                 ", ".join([status, *marks]),
-                MISSING if written is None else size(written),
+                MISSING if written is None else format_size(written),
                 *(MISSING if seconds is None else duration(seconds) for seconds in times),
                 MISSING if score is None else f"{score:.3f}" if metric == "loss" else points(score),
             ]

@@ -35,11 +35,3 @@ def duration(seconds: float) -> str:
 def percent(part: float, digits: int = 0) -> str:
     """A part of 1 as a percentage."""
     return f"{100 * part:.{digits}f} %"
-
-
-def size(num_bytes: float) -> str:
-    """Bytes of a file, in decimal units."""
-    for unit, length in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if num_bytes >= length:
-            return f"{num_bytes / length:.1f} {unit}"
-    return f"{num_bytes / 1e3:.1f} kB"

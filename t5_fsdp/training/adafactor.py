@@ -6,7 +6,7 @@ it holds the rate below 1/sqrt(step) and puts its epsilon elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,7 +89,7 @@ class Adafactor(torch.optim.Optimizer):
         return _Piece(parameter, state, group["lr"], group["weight_decay"])
 
 
-def is_factored(shape: torch.Size, min_dim_to_factor: int = _MIN_DIM_TO_FACTOR) -> bool:
+def is_factored(shape: Sequence[int], min_dim_to_factor: int = _MIN_DIM_TO_FACTOR) -> bool:
     """Whether only the means of rows and columns are kept of a parameter's second moment."""
     return len(shape) == 2 and min(shape) >= min_dim_to_factor
 

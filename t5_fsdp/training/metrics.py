@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from t5_fsdp.files import write_json
+from t5_fsdp.files import json_number, write_json
 from t5_fsdp.training.trackers.tracker import Ending
 from t5_fsdp.training.trackers.trackers import Trackers
 
@@ -25,14 +25,13 @@ class MetricsFile:
         if self._path is None:
             return
         row = {"kind": kind, "step": step}
-        row.update({name: _json_number(value) for name, value in values.items()})
+        row.update({name: _as_json(value) for name, value in values.items()})
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
 
-def _json_number(value: Any) -> Any:
-    is_number = isinstance(value, float)
-    return None if is_number and (value != value or abs(value) == float("inf")) else value
+def _as_json(value: Any) -> Any:
+    return json_number(value) if isinstance(value, float) else value
 
 
 def _cut_torn_line(path: Path) -> None:

@@ -85,8 +85,5 @@ def check_trackers(config: Config) -> list[Finding]:
         trackers.check_trackers(config.logging)
     except UserError as error:
         return [problem("trackers", text) for text in error.problems]
-    chosen = [
-        name for name in ("tensorboard", "wandb", "mlflow", "trackio")
-        if getattr(config.logging, name)
-    ]  # fmt: skip
+    chosen = trackers.chosen_trackers(config.logging)
     return [ok("trackers", ", ".join(chosen))] if chosen else [note("trackers", "none is chosen")]

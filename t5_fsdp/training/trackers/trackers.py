@@ -36,13 +36,18 @@ _SECONDS_AT_THE_END = 60.0
 _SECONDS_WHEN_STOPPED = 8.0
 
 
+def chosen_trackers(options: LoggingConfig) -> list[str]:
+    """Names of the options that are true, which are those of the packages too."""
+    return [name for name in _TRACKERS if getattr(options, name)]
+
+
 def check_trackers(options: LoggingConfig) -> None:
     """Raises UserError, with a line each, for trackers whose packages are not installed."""
     absent = [
         f"logging.{name} is true, but the package {name} is not installed here; "
         f"`pip install {name}`, or set logging.{name}: false"
-        for name in _TRACKERS
-        if getattr(options, name) and importlib.util.find_spec(name) is None
+        for name in chosen_trackers(options)
+        if importlib.util.find_spec(name) is None
     ]
     if absent:
         raise UserError(*absent)
@@ -50,8 +55,7 @@ def check_trackers(options: LoggingConfig) -> None:
 
 def open_trackers(options: LoggingConfig, run: TrackedRun, console: Console) -> Trackers:
     """Start those that the options name."""
-    chosen = [make() for name, make in _TRACKERS.items() if getattr(options, name)]
-    return Trackers(chosen, run, console)
+    return Trackers([_TRACKERS[name]() for name in chosen_trackers(options)], run, console)
 
 
 class Trackers:

@@ -319,6 +319,13 @@ class World:
         dist.all_reduce(tensor)
         return tensor.tolist()
 
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        """`tensor`, of this rank's device, becomes its sum over all ranks. Nobody waits for it."""
+        import torch.distributed as dist
+
+        dist.all_reduce(tensor)
+        return tensor
+
     def gather(self, values: Sequence[float]) -> list[list[float]]:
         """Every rank's values, in float64 and in the order of ranks, on every rank."""
         import torch

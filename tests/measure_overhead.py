@@ -69,7 +69,7 @@ def timed_run(argv: list[str]) -> tuple[int, str, dict[str, float]]:
 
         return call
 
-    patched = {Meters: ("begin_step", "lap", "end_step", "row"), Trainer: ("_log",)}
+    patched = {Meters: ("begin_step", "lap", "end_step", "count", "row"), Trainer: ("_log",)}
     before = {(owner, name): getattr(owner, name) for owner in patched for name in patched[owner]}
     for (owner, name), function in before.items():
         setattr(owner, name, timed(name, function))
@@ -109,7 +109,7 @@ def measure(folder: Path, steps: int, ranks: int, small: bool) -> dict[str, floa
     assert code == 0, err
     rows = read_metrics(folder / "run", "train")
     step = sum(row["step_seconds"] for row in rows[1:]) / (len(rows) - 1)
-    marks = sum(seconds[name] for name in ("begin_step", "lap", "end_step")) / steps
+    marks = sum(seconds[name] for name in ("begin_step", "lap", "end_step", "count")) / steps
     blocks = 2 * (SMALL if small else MODEL)["num_layers"]
     hooks = blocks * seconds["hooks of a block"]
     resident = [row["resident_memory_bytes"] for row in rows]

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard
 
 from t5_fsdp.parallel.common import local_part
+from t5_fsdp.training.skipping import assign, count_step
 
 _DECAY_EXPONENT = 0.8
 _EPSILON_SQUARE = 1e-30  # added to squared gradients
@@ -44,6 +45,9 @@ class Adafactor(torch.optim.Optimizer):
         lr: relative to a parameter's RMS; T5 was fine-tuned with a constant 1e-3.
         weight_decay: see above.
         min_dim_to_factor: a matrix with a smaller dimension is kept in full (T5X: 128).
+
+    Attributes:
+        found_inf: as torch's fused AdamW has it: where a tensor of 1, `step` changes nothing.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class Adafactor(torch.optim.Optimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
         self._min_dim_to_factor = min_dim_to_factor
+        self.found_inf: torch.Tensor | None = None
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -80,13 +85,19 @@ class Adafactor(torch.optim.Optimizer):
     def _piece(self, parameter: torch.Tensor, group: dict[str, Any]) -> _Piece:
         state = self.state[parameter]
         if not state:
-            state["step"] = torch.tensor(0.0)
+            state["step"] = torch.zeros((), device=parameter.device)
             if is_factored(parameter.shape, self._min_dim_to_factor):
                 state["row"] = _rows_like(parameter)
                 state["column"] = local_part(parameter).new_zeros(parameter.shape[1])
             else:
                 state["square"] = torch.zeros_like(parameter)
-        return _Piece(parameter, state, group["lr"], group["weight_decay"])
+        return _Piece(parameter, state, group["lr"], group["weight_decay"], self.found_inf)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's; counts of steps go where their parameter is."""
+        super().load_state_dict(state_dict)
+        for parameter, state in self.state.items():
+            state["step"] = state["step"].to(parameter.device)
 
 
 def is_factored(shape: Sequence[int], min_dim_to_factor: int = _MIN_DIM_TO_FACTOR) -> bool:
@@ -101,6 +112,7 @@ class _Piece:
     Attributes:
         parameter: float32, [rows, columns] or of another shape; plain or sharded.
         state: step; row [rows] and column [columns], or square as the parameter.
+        is_skipped: 1 where the step changes nothing, else 0; None: it does.
         scale: max(1e-3, RMS(weight)), a scalar tensor, from `advance` on.
     """
 
@@ -108,6 +120,7 @@ class _Piece:
     state: dict[str, Any]
     lr: float
     weight_decay: float
+    is_skipped: torch.Tensor | None
     scale: torch.Tensor | None = None
 
     @property
@@ -138,16 +151,20 @@ class _Piece:
 
     def advance(self, squares: torch.Tensor, columns: torch.Tensor) -> None:
         """Moving averages and scale of this step, from the whole parameter's `sums`."""
-        self.state["step"] += 1
+        count_step(self.state["step"], self.is_skipped)
         size = self.parameter.numel()
         self.scale = (squares / size).sqrt().clamp_(min=_EPSILON_SCALE)
-        rate = self.state["step"].item() ** -_DECAY_EXPONENT
         square = self._gradient.square().add_(_EPSILON_SQUARE)
         if "row" in self.state:
-            local_part(self.state["row"]).lerp_(square.mean(1), rate)
-            self.state["column"].lerp_(columns / self.parameter.shape[0] + _EPSILON_SQUARE, rate)
+            self._average("row", square.mean(1))
+            self._average("column", columns / self.parameter.shape[0] + _EPSILON_SQUARE)
         else:
-            local_part(self.state["square"]).lerp_(square, rate)
+            self._average("square", square)
+
+    def _average(self, name: str, value: torch.Tensor) -> None:
+        held = local_part(self.state[name])
+        averaged = held.lerp(value, self.state["step"] ** -_DECAY_EXPONENT)
+        assign(held, averaged, self.is_skipped)
 
     def update(self) -> torch.Tensor:
         """This rank's rows of the gradient over the root of its second moment.
@@ -166,8 +183,9 @@ class _Piece:
         assert self.scale is not None
         rms = (squares / self.parameter.numel()).sqrt()
         clipping = (rms / _CLIPPING_THRESHOLD).clamp_(min=1.0)
-        self._weight.mul_(1 - self.lr * self.weight_decay)
-        self._weight.sub_(self.update().mul_(self.lr * self.scale / clipping))
+        change = self.update().mul_(self.lr * self.scale / clipping)
+        changed = change.neg_().add_(self._weight, alpha=1 - self.lr * self.weight_decay)
+        assign(self._weight, changed, self.is_skipped)
 
 
 def _rows_like(parameter: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 
 from t5_fsdp.parallel.common import local_part
 from t5_fsdp.seeding import derive_seed
+from t5_fsdp.training.skipping import assign, count_step
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # torch.optim.AdamW's names, so that checkpoints are alike
 
@@ -21,9 +21,9 @@ class LowPrecisionMomentsAdamW(torch.optim.Optimizer):
     would freeze the second one: a step changes it by 0.001 of its size, and bfloat16 resolves
     0.004. Rounding up or down at random, in proportion to the distances, is right in the mean.
 
-    The random bits are a function of (seed, parameter, step, shard), so a resumed run rounds as
-    the unbroken one would have, and dropout's generator is not touched. Works on plain tensors,
-    DTensors and FSDP1's flat pieces.
+    The random bits are a function of (seed, parameter, number, shard), so a resumed run that goes
+    on with the same number rounds as the unbroken one would have, and dropout's generator is not
+    touched. Works on plain tensors, DTensors and FSDP1's flat pieces.
 
     Args:
         params: parameters or groups of them, float32.
@@ -32,6 +32,10 @@ class LowPrecisionMomentsAdamW(torch.optim.Optimizer):
         shard: which shard of the model this rank holds. Ranks that hold the same one must agree:
             their copies would drift apart.
         moments_dtype: float32 rounds nothing, and equals torch.optim.AdamW.
+
+    Attributes:
+        number: of the next call of `step`; each counts on by itself.
+        found_inf: as torch's fused AdamW has it: where a tensor of 1, `step` changes nothing.
     """
 
     def __init__(
@@ -51,6 +55,8 @@ class LowPrecisionMomentsAdamW(torch.optim.Optimizer):
         )
         self._seed, self._shard, self._moments_dtype = seed, shard, moments_dtype
         self._generators: dict[torch.device, torch.Generator] = {}
+        self.number = 1
+        self.found_inf: torch.Tensor | None = None
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -64,29 +70,32 @@ class LowPrecisionMomentsAdamW(torch.optim.Optimizer):
                 index += 1
                 if parameter.grad is not None:
                     self._update(index, parameter, group)
+        self.number += 1
 
     def _update(self, index: int, parameter: torch.Tensor, group: dict[str, Any]) -> None:
         assert parameter.grad is not None
+        weight, gradient = local_part(parameter), local_part(parameter.grad)
         state = self.state[parameter]
         if not state:
-            state["step"] = torch.tensor(0.0)
+            state["step"] = torch.zeros((), device=weight.device)
             for name in _MOMENTS:
                 state[name] = torch.zeros_like(parameter, dtype=self._moments_dtype)
-        state["step"] += 1
-        step = int(state["step"].item())
-        weight, gradient = local_part(parameter), local_part(parameter.grad)
+        count_step(state["step"], self.found_inf)
         kept = [local_part(state[name]) for name in _MOMENTS]
         beta1, beta2 = group["betas"]
         mean = kept[0].float().lerp(gradient, 1 - beta1)
         square = (kept[1].float() * beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        weight.mul_(1 - group["lr"] * group["weight_decay"])
-        deviation = (square.sqrt() / math.sqrt(1 - beta2**step)).add_(group["eps"])
-        weight.addcdiv_(mean, deviation, value=-group["lr"] / (1 - beta1**step))
+        steps = state["step"].double()  # 1 - 0.999 would be off by 6e-5 in float32
+        deviation = (square.sqrt() / (1 - beta2**steps).sqrt()).add_(group["eps"])
+        change = (mean / deviation).mul_(group["lr"] / (1 - beta1**steps))
+        changed = change.neg_().add_(weight, alpha=1 - group["lr"] * group["weight_decay"])
+        assign(weight, changed, self.found_inf)
         generator = self._generator(weight.device)
-        generator.manual_seed(derive_seed(self._seed, "moments", index, step, self._shard))
+        generator.manual_seed(derive_seed(self._seed, "moments", index, self.number, self._shard))
         for stored, exact in zip(kept, (mean, square), strict=True):
             is_exact = stored.dtype == exact.dtype
-            stored.copy_(exact if is_exact else stochastic_round(exact, generator))
+            rounded = exact if is_exact else stochastic_round(exact, generator)
+            assign(stored, rounded, self.found_inf)
 
     def _generator(self, device: torch.device) -> torch.Generator:
         if device not in self._generators:
@@ -99,7 +108,8 @@ class LowPrecisionMomentsAdamW(torch.optim.Optimizer):
         Those of another dtype in `state_dict` are converted.
         """
         super().load_state_dict(state_dict)
-        for state in self.state.values():
+        for parameter, state in self.state.items():
+            state["step"] = state["step"].to(parameter.device)
             for name in _MOMENTS:
                 state[name] = state[name].to(self._moments_dtype)
 

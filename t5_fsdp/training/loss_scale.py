@@ -22,7 +22,8 @@ class LossScale:
 
     fp16 holds nothing below 6e-8 and nothing above 65,504. The factor is halved when a gradient
     overflows, and doubled after 2,000 steps without (Micikevicius et al. 2018). Without fp16 it
-    is 1 and stays so.
+    is 1 and stays so. It lies on the device, where it is found out whether a step overflowed: the
+    host needs not wait for that.
 
     torch.amp.GradScaler would look for infinities in each gradient and need FSDP's own variant to
     agree over ranks; the trainer has the global norm, which is the same on all ranks and finite
@@ -31,43 +32,60 @@ class LossScale:
     Args:
         initial: the first factor; None: no scaling.
         saved: what `to_json` gave at a checkpoint, or {}.
+        device: of the losses.
+
+    Attributes:
+        factor: float32, a scalar.
     """
 
-    def __init__(self, initial: float | None, saved: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        initial: float | None,
+        saved: dict[str, Any],
+        device: torch.device | str = "cpu",
+    ) -> None:
         self.is_dynamic = initial is not None
-        self.factor = 1.0
-        self._good_steps = 0
-        if initial is not None:
-            self.factor = float(saved.get("factor", initial))
-            self._good_steps = int(saved.get("good_steps", 0))
+        stored = saved if self.is_dynamic else {}
+        first = 1.0 if initial is None else initial
+        self.factor = torch.tensor(float(stored.get("factor", first)), device=device)
+        self._good_steps = torch.tensor(int(stored.get("good_steps", 0)), device=device)
 
-    def update(self, is_finite: bool) -> None:
-        """After a step: whether its loss and gradients were finite."""
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """What the backward pass is to begin with."""
+        return loss * self.factor if self.is_dynamic else loss
+
+    def update(self, is_skipped: torch.Tensor) -> None:
+        """After a step.
+
+        Args:
+            is_skipped: 1 where its loss or gradients were not finite, else 0; a scalar.
+        """
         if not self.is_dynamic:
             return
-        if not is_finite:
-            self.factor = min(self.factor, max(_SMALLEST, self.factor / _FACTOR))
-            self._good_steps = 0
-            return
-        self._good_steps += 1
-        if self._good_steps == _STEPS_TO_GROW:
-            self.factor = max(self.factor, min(_LARGEST, self.factor * _FACTOR))
-            self._good_steps = 0
+        factor, overflowed = self.factor, is_skipped > 0
+        # Neither is to move a factor that was beyond its bound from the start.
+        smaller = torch.minimum(factor, (factor / _FACTOR).clamp(min=_SMALLEST))
+        larger = torch.maximum(factor, (factor * _FACTOR).clamp(max=_LARGEST))
+        good = torch.where(overflowed, 0, self._good_steps + 1)
+        grows = good == _STEPS_TO_GROW
+        self.factor = torch.where(overflowed, smaller, torch.where(grows, larger, factor))
+        self._good_steps = torch.where(grows, 0, good)
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
         """Divide the optimizer's gradients by the factor; exact, since it is a power of two."""
-        if self.factor == 1.0:
+        if not self.is_dynamic:
             return
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    local_part(parameter.grad).div_(self.factor)
+                    gradient = local_part(parameter.grad)
+                    gradient.div_(self.factor.to(gradient.device))
 
     def to_json(self) -> dict[str, Any]:
-        """For a checkpoint; {} where nothing is scaled."""
+        """For a checkpoint; {} where nothing is scaled. Waits for the device."""
         if not self.is_dynamic:
             return {}
-        return {"factor": self.factor, "good_steps": self._good_steps}
+        return {"factor": float(self.factor), "good_steps": int(self._good_steps)}
 
 
 def initial_loss_scale(options: ParallelConfig) -> float | None:

@@ -107,7 +107,8 @@ class Window:
 class Meters:
     """Measures the steps of one rank, and makes all ranks' measurements into a row.
 
-    A step is `begin_step`, a `lap` behind each piece of its work, and `end_step`.
+    A step is `begin_step`, a `lap` behind each piece of its work, `end_step`, and `count`, which
+    may come later, but before the row: the host runs ahead of a GPU.
 
     Args:
         peak_flops: of all devices together, FLOP a second, or None where unknown.
@@ -136,6 +137,7 @@ class Meters:
         self._memory = MemoryMeter(world.device)
         self._sampling = ExitStack()
         self._is_sampled = False
+        self._work_seconds = 0.0
         self._launched = self._began = now()
         self._evaluation_seconds = 0.0
 
@@ -156,11 +158,24 @@ class Meters:
         also = (_WORK,) if self._is_sampled and phase == "data" else ()
         self._stopwatch.lap(phase, *also)
 
-    def end_step(self, batch: StepBatch, loss_sum: float, is_finite: bool) -> None:
-        """Count the step that was measured; arguments as of `Window.count`."""
+    def end_step(self) -> None:
+        """When all of its work was asked for."""
         self._sampling.close()
         self._window.seconds += self._now() - self._began
+
+    def count(self, batch: StepBatch, loss_sum: float, is_finite: bool) -> None:
+        """Add what a step did; arguments as of `Window.count`."""
         self._window.count(batch, loss_sum, is_finite, self._shape)
+
+    def catch_up(self) -> None:
+        """Wait until the device has done the steps that were asked for, as part of their time."""
+        began = self._now()
+        sums = self._stopwatch.take()
+        for phase in PHASES:
+            name = f"{phase}_seconds"
+            setattr(self._window, name, getattr(self._window, name) + sums.get(phase, 0.0))
+        self._work_seconds += sums.get(_WORK, 0.0)
+        self._window.seconds += self._now() - began
 
     @contextmanager
     def outside_steps(self, what: str) -> Iterator[None]:
@@ -192,13 +207,14 @@ class Meters:
 
     def to_json(self) -> dict[str, Any]:
         """The window, for a checkpoint; waits for the device."""
-        self._add_phases()
+        self.catch_up()
         return self._window.to_json()
 
     def row(self) -> dict[str, Any]:
         """The figures of the window, all ranks together; a new one begins. A collective."""
-        work = self._add_phases()
+        self.catch_up()
         window, self._window = self._window, Window()
+        work, self._work_seconds = self._work_seconds if self._blocks else 0.0, 0.0
         phases = [getattr(window, f"{phase}_seconds") for phase in PHASES]
         found = self._world.gather([work, window.seconds, *phases, *self._memory.read()])
         means = [statistics.fmean(column) for column in zip(*found, strict=True)]
@@ -222,14 +238,6 @@ class Meters:
         if self._peak_flops is None:
             return None
         return window.flops / max(1e-9, window.seconds) / self._peak_flops
-
-    def _add_phases(self) -> float:
-        """Into the window what the stopwatch has; seconds of this rank's own work, 0: unknown."""
-        sums = self._stopwatch.take()
-        for phase in PHASES:
-            name = f"{phase}_seconds"
-            setattr(self._window, name, getattr(self._window, name) + sums.get(phase, 0.0))
-        return sums.get(_WORK, 0.0) if self._blocks else 0.0
 
 
 def slowest(work_seconds: list[float]) -> dict[str, Any]:

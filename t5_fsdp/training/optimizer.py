@@ -105,7 +105,21 @@ def learning_rate(step: int, total_steps: int, peak: float, options: ScheduleCon
     return peak * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Use `rate` for the next step."""
+def take_step(
+    optimizer: torch.optim.Optimizer, *, number: int, rate: float, is_skipped: torch.Tensor
+) -> None:
+    """Change the weights, or leave them and all moments as they are; nobody waits to know which.
+
+    Args:
+        optimizer: of `make_optimizer`.
+        number: of the step.
+        is_skipped: 1 where loss or gradients are not finite, else 0; a scalar on any device.
+    """
     for group in optimizer.param_groups:
         group["lr"] = rate
+    if isinstance(optimizer, LowPrecisionMomentsAdamW):
+        optimizer.number = number
+    # With cpu_offload the parameters are on the host, where this has to be known: that waits.
+    device = optimizer.param_groups[0]["params"][0].device
+    optimizer.found_inf = is_skipped.to(device)  # type: ignore[attr-defined]
+    optimizer.step()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from t5_fsdp.config import (
 from t5_fsdp.console import Console, Progress
 from t5_fsdp.data.batching import Batches, StepBatch
 from t5_fsdp.distributed import World
-from t5_fsdp.errors import Preempted, UserError
+from t5_fsdp.errors import Preempted
 from t5_fsdp.evaluation.evaluate import EvaluationStopped, Validation
 from t5_fsdp.evaluation.shown_summaries import as_lines, as_markdown
 from t5_fsdp.interruption import Interruption
@@ -45,15 +45,15 @@ from t5_fsdp.training.early_stopping import (
 from t5_fsdp.training.loss_scale import LossScale, initial_loss_scale
 from t5_fsdp.training.meters import Meters
 from t5_fsdp.training.metrics import MetricsLog, describe, write_status
-from t5_fsdp.training.optimizer import learning_rate, set_learning_rate
+from t5_fsdp.training.optimizer import learning_rate, take_step
 from t5_fsdp.training.out_of_memory import Estimate, MemoryGuard
 from t5_fsdp.training.profiling import MemorySnapshots, StepTraces
+from t5_fsdp.training.step_result import HostCopy, StepInFlight, StepResult, refusal
 from t5_fsdp.training.trackers.trackers import Trackers
 
 _SETTLE_SECONDS = 20.0  # torchrun kills what has not ended 30 s after its signal
 # Skipped in a row where fp16 looks for the largest scale that its gradients stand.
 _SKIPPED_WITH_FP16 = 25
-_MOST_SUSPECTS = 8  # of examples that a message names
 
 
 @dataclass(frozen=True)
@@ -78,26 +78,12 @@ class LoopOptions:
 
 
 @dataclass
-class StepResult:
-    """Figures of one step, the same on every rank.
+class Requests:
+    """What ranks ask for between two steps, the same on every rank."""
 
-    Attributes:
-        loss_sum: nats over the step's target tokens.
-        grad_norm: before clipping, without the loss scale.
-        loss_scale: with which the step was made.
-    """
-
-    loss_sum: float
-    grad_norm: float
-    loss_scale: float
-    stop_requested: bool
+    stop: bool
     save_failed: bool
     save_is_due: bool
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether the weights were changed."""
-        return math.isfinite(self.loss_sum) and math.isfinite(self.grad_norm)
 
 
 def total_steps(steps_per_epoch: int | None, train: TrainConfig) -> int:
@@ -164,7 +150,11 @@ class Trainer:
         self._snapshots = MemorySnapshots(run_dir, options.logging.memory_snapshot, world, console)
         sections = options.parallel, options.optimizer, options.train
         self._memory = MemoryGuard(world, sections, estimate_memory, self._snapshots)
-        self._scale = LossScale(initial_loss_scale(options.parallel), state.loss_scale)
+        self._scale = LossScale(
+            initial_loss_scale(options.parallel), state.loss_scale, world.device
+        )
+        self._in_flight: deque[StepInFlight] = deque()
+        self._result: StepResult | None = None  # of the last step that was settled
         self._metrics = MetricsLog(run_dir if world.is_main else None, trackers)
         self._last = total_steps(batches.steps_per_epoch, options.train)
         # A run that branches off has not got the checkpoint it starts from.
@@ -233,9 +223,10 @@ class Trainer:
                             # Until here a signal stops at once: compiling may take minutes, and
                             # there was nothing to save.
                             stack.enter_context(self._interruption.deferred())
-                        result = self._step(batch, losses, norm)
-                    self._meters.end_step(batch, result.loss_sum, result.is_finite)
-                    self._after_step(batch, result, progress)
+                        self._update(batch, losses, norm)
+                        requests = self._agree()
+                    self._meters.end_step()
+                    self._after_step(batch, requests, progress)
                     if self._stops_early():
                         break
                     self._begin_step()
@@ -247,67 +238,93 @@ class Trainer:
     def _is_logged(self, step: int) -> bool:
         return step % self._options.logging.every_steps == 0 or step == self._last
 
-    def _compute_gradients(self, batch: StepBatch) -> tuple[list[torch.Tensor], float]:
+    def _compute_gradients(self, batch: StepBatch) -> tuple[list[torch.Tensor], torch.Tensor]:
         """Leave the step's clipped gradients in the model; losses of the micro-batches, norm."""
         seed_torch(self._options.seed, "dropout", batch.step, self._world.rank)
         self._engine.model.train()
         losses = [self._forward_backward(batch, index) for index in range(len(batch.micro_batches))]
         self._memory.micro_batch = None
-        norm = self._clip_grad_norm()
+        self._scale.unscale(self._optimizer)
+        norm = self._engine.clip_grad_norm(self._options.optimizer.grad_clip_norm)
         self._meters.lap("optimizer")
-        return losses, norm
+        return losses, norm.to(self._world.device)
 
-    def _step(self, batch: StepBatch, losses: list[torch.Tensor], norm: float) -> StepResult:
-        """Agree with the other ranks what to do, and change the weights if all is finite."""
-        loss_sum, stops, failures, dues = self._world.sum(
+    def _update(self, batch: StepBatch, losses: list[torch.Tensor], norm: torch.Tensor) -> None:
+        """Change the weights, if all is finite. What became of it is read later, by `_settle`.
+
+        A host that waited for each step's figures would leave its GPU without work until the next
+        step's first kernels are there.
+        """
+        loss_sum = self._world.all_reduce(torch.stack(losses).double().sum())
+        self._meters.lap("communication")
+        # Loss and norm are the same on every rank, so all of them skip, or none does.
+        is_skipped = (~(loss_sum.isfinite() & norm.isfinite())).float()
+        figures = torch.stack([loss_sum, norm.double(), self._scale.factor.double()])
+        rate = self._rate(batch.step)
+        take_step(self._optimizer, number=batch.step, rate=rate, is_skipped=is_skipped)
+        self._scale.update(is_skipped)
+        self._optimizer.zero_grad()
+        self._meters.lap("optimizer")
+        self._in_flight.append(StepInFlight(batch, losses, HostCopy(figures)))
+
+    def _agree(self) -> Requests:
+        """Hosts hear of each other's requests; their devices go on meanwhile."""
+        found = self._world.sum(
             [
-                math.fsum(float(loss) for loss in losses),
                 float(self._asked_to_stop()),
                 float(self._checkpoints.has_failed),
                 float(self._minutes_are_over()),
             ]
         )
         self._meters.lap("communication")
-        result = StepResult(loss_sum, norm, self._scale.factor, stops > 0, failures > 0, dues > 0)
-        # Loss and norm are the same on every rank, so all of them skip, or none does.
-        if result.is_finite:
-            self._state.skipped_in_a_row = 0
-            self._scale.unscale(self._optimizer)
-            set_learning_rate(self._optimizer, self._rate(batch.step))
-            self._optimizer.step()
-        else:
-            self._skip(batch, result, losses)
-        self._scale.update(result.is_finite)
-        self._optimizer.zero_grad()
-        self._meters.lap("optimizer")
-        return result
+        return Requests(*(count > 0 for count in found))
 
-    def _clip_grad_norm(self) -> float:
-        """Clip the gradients, which keep the loss scale; their norm without it."""
-        limit, factor = self._options.optimizer.grad_clip_norm, self._scale.factor
-        norm = self._engine.clip_grad_norm(None if limit is None else limit * factor)
-        return float(norm) / factor
+    def _settle(self, leave: int = 0) -> None:
+        """Read and count what became of the steps, but for the `leave` last ones.
 
-    def _skip(self, batch: StepBatch, result: StepResult, losses: list[torch.Tensor]) -> None:
-        """Count a step that changes nothing.
+        Every rank has to do it behind the same step, so that all refuse a step, or none does.
+        """
+        while len(self._in_flight) > leave:
+            step = self._in_flight.popleft()
+            result = self._result = step.result()
+            if result.is_finite:
+                self._state.skipped_in_a_row = 0
+            else:
+                self._skip(step, result)
+            self._meters.count(step.batch, result.loss_sum, result.is_finite)
 
-        Args:
-            losses: of this rank's micro-batches.
+    def _skip(self, step: StepInFlight, result: StepResult) -> None:
+        """Count a step that changed nothing.
 
         Raises:
             UserError: too many in a row.
         """
-        skipped, limit = self._state.skipped_in_a_row + 1, self._options.skip_limit
-        if skipped > limit:
+        number, limit = step.batch.step, self._options.skip_limit
+        in_a_row = self._state.skipped_in_a_row + 1
+        if in_a_row > limit:
+            self._state.step = number - 1  # what was computed since then counts for nothing
             self._checkpoints.wait()
-            suspects = self._suspects(batch, result, losses)
-            self._world.on_rank_zero(lambda: self._refuse(batch, result, skipped, suspects))
-        self._state.skipped_in_a_row = skipped
+            suspects = step.suspects(result, self._world)
+            self._world.on_rank_zero(lambda: self._refuse(step, result, in_a_row, suspects))
+        self._state.skipped_in_a_row = in_a_row
         self._num_skipped += 1
         scale = f" at loss scale {result.loss_scale:g}" if self._scale.is_dynamic else ""
         self._console.warn(
-            f"step {batch.step} is skipped, its loss or gradient is not finite{scale} ({skipped} "
+            f"step {number} is skipped, its loss or gradient is not finite{scale} ({in_a_row} "
             f"in a row, at most {limit})"
+        )
+
+    def _refuse(
+        self, step: StepInFlight, result: StepResult, in_a_row: int, suspects: list[str]
+    ) -> NoReturn:
+        raise refusal(
+            step.batch,
+            result,
+            in_a_row=in_a_row,
+            limit=self._options.skip_limit,
+            suspects=suspects,
+            last_good=next(reversed(complete_checkpoints(self._run_dir)), None),
+            uses_fp16=self._options.parallel.uses_fp16,
         )
 
     def _forward_backward(self, batch: StepBatch, index: int) -> torch.Tensor:
@@ -316,7 +333,7 @@ class Trainer:
         with self._engine.micro_batch(is_last=index == len(batch.micro_batches) - 1):
             objective, cross_entropy = self._engine.model(**micro.loss_inputs())
             self._meters.lap("forward")
-            self._engine.backward(objective * self._scale.factor / batch.target_tokens)
+            self._engine.backward(self._scale.scale(objective) / batch.target_tokens)
         self._meters.lap("backward")
         return cross_entropy
 
@@ -333,67 +350,36 @@ class Trainer:
         options = self._options
         return learning_rate(step, self._last, options.optimizer.lr, options.schedule)
 
-    def _suspects(
-        self, batch: StepBatch, result: StepResult, losses: list[torch.Tensor]
-    ) -> list[str]:
-        """On rank 0: the examples of the micro-batches whose loss is not finite, else of all."""
-        any_will_do = math.isfinite(result.loss_sum)
-        mine = [
-            name
-            for names, loss in zip(batch.micro_batch_names(), losses, strict=True)
-            if any_will_do or not math.isfinite(float(loss))
-            for name in names
-        ]
-        return list(itertools.chain(*(self._world.gather_objects(mine) or [])))
-
-    def _refuse(
-        self, batch: StepBatch, result: StepResult, in_a_row: int, suspects: list[str]
-    ) -> NoReturn:
-        where = next(reversed(complete_checkpoints(self._run_dir)), "none yet")
-        examples = ", ".join(suspects[:_MOST_SUSPECTS])
-        if len(suspects) > _MOST_SUSPECTS:
-            examples += f", and {len(suspects) - _MOST_SUSPECTS} more"
-        streak = ""
-        if in_a_row > 1:
-            limit = self._options.skip_limit
-            streak = f", {in_a_row} steps in a row (train.skip_nonfinite_steps allows {limit})"
-        remedy = "lower optimizer.lr, look at these examples, or set train.skip_nonfinite_steps"
-        if self._options.parallel.uses_fp16:
-            remedy = (
-                "lower parallel.initial_loss_scale, raise train.skip_nonfinite_steps, or set "
-                f"parallel.param_dtype and reduce_dtype to bf16 or fp32; or {remedy}"
-            )
-        raise UserError(
-            f"step {batch.step}: loss {result.loss_sum / batch.target_tokens} and gradient norm "
-            f"{result.grad_norm} are not both finite{streak}; the weights were left as they were. "
-            f"Examples: {examples}. Last good checkpoint: {where}; {remedy}"
-        )
-
-    def _after_step(self, batch: StepBatch, result: StepResult, progress: Progress) -> None:
+    def _after_step(self, batch: StepBatch, requests: Requests, progress: Progress) -> None:
+        self._settle(leave=1)
         step = self._state.step = batch.step
         self._state.place = batch.place
         self._checkpoints.poll()
-        if result.save_failed:
+        if requests.save_failed:
             self._checkpoints.wait()  # raises why
         self._snapshots.after_step()
-        ends = step == self._last
-        if self._is_logged(step):
-            self._log(batch, result, progress)
-        progress.advance(1)
+        ends, is_logged = step == self._last, self._is_logged(step)
         every = self._options.checkpoint.every_steps
-        is_due = result.save_is_due or (every is not None and step % every == 0)
+        is_due = requests.save_is_due or (every is not None and step % every == 0)
+        validation_is_due = self._validation_is_due(step)
+        if ends or requests.stop or is_logged or is_due or validation_is_due:
+            self._meters.catch_up()
+            self._settle()
+        if is_logged:
+            self._log(batch, progress)
+        progress.advance(1)
         # Before the validation: what may fail there, or take too long for a preempted machine,
         # must not cost the steps. A validation that was left out is made up for by the resume.
-        if ends or result.stop_requested or is_due:
+        if ends or requests.stop or is_due:
             self._checkpoint(step)
-        validation_is_due = self._validation_is_due(step)
-        if result.stop_requested and not (ends and not validation_is_due):
+        if requests.stop and not (ends and not validation_is_due):
             self._stop()
         if validation_is_due:
             self._validate_step(step)
 
-    def _log(self, batch: StepBatch, result: StepResult, progress: Progress) -> None:
-        skipped = self._meters.skipped_steps
+    def _log(self, batch: StepBatch, progress: Progress) -> None:
+        result, skipped = self._result, self._meters.skipped_steps
+        assert result is not None
         row: dict[str, Any] = {
             "epoch": batch.epoch,
             **self._meters.row(),

@@ -155,7 +155,8 @@ def measured_rows(work: list[float]) -> list[dict[str, Any]]:
             meters.lap("optimizer")
             wait(1.5 - world.rank)
             meters.lap("communication")
-            meters.end_step(make_batch(step, 6), 12.0, True)
+            meters.end_step()
+            meters.count(make_batch(step, 6), 12.0, True)
             with meters.outside_steps("checkpoint"):
                 wait(3.0)
             with meters.outside_steps("evaluation"):

@@ -11,9 +11,15 @@ import torch
 from torch import nn
 
 from t5_fsdp.config import OptimizerConfig, ParallelConfig, ScheduleConfig
+from t5_fsdp.parallel.common import local_part
 from t5_fsdp.training.adafactor import Adafactor
 from t5_fsdp.training.adamw import LowPrecisionMomentsAdamW, stochastic_round
-from t5_fsdp.training.optimizer import learning_rate, make_optimizer, parameter_groups
+from t5_fsdp.training.optimizer import (
+    learning_rate,
+    make_optimizer,
+    parameter_groups,
+    take_step,
+)
 from tests.workers import joined_world
 
 
@@ -278,3 +284,65 @@ def test_adafactor_factors_large_matrices_only() -> None:
     assert shapes[1] == {"step": (), "square": (127, 130)}
     # A row without any gradient, such as a piece that never occurs, changes nothing and no number.
     assert all(bool((parameter == 1).all()) for parameter in model)
+
+
+OPTIMIZERS = [
+    {"name": "adamw"},
+    {"name": "adamw", "moments_dtype": "bf16"},
+    {"name": "adafactor"},
+]
+
+
+def skip_in_the_middle(parallel: dict[str, Any], options: dict[str, Any]) -> list[Any]:
+    """On a rank of the pool: whether a skipped step leaves weights, moments and what follows."""
+    from t5_fsdp.model.build import build_on_meta, draw_weights
+    from t5_fsdp.parallel.engine import parallelize
+    from tests.parallel.test_engines import spec
+
+    def train(world: Any, skipped: set[int]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        engine = parallelize(build_on_meta(spec(True)), ParallelConfig(**parallel), world)
+        engine.load_full(draw_weights(spec(True), 1) if world.is_main else {})
+        optimizer = make_optimizer(
+            engine.model, OptimizerConfig(weight_decay=0.1, **options), seed=1
+        )
+        generator = torch.Generator().manual_seed(world.rank)
+        good = 0
+        for index in range(3 + len(skipped)):
+            good += index not in skipped
+            for parameter in engine.model.parameters():
+                parameter.grad = torch.full_like(parameter, float("nan"))
+                if index not in skipped:
+                    gradient = local_part(parameter.grad)
+                    gradient.copy_(torch.randn(gradient.shape, generator=generator))
+            # The number says how bf16 moments are rounded: it has to be the same in both runs.
+            is_skipped = torch.tensor(float(index in skipped))
+            take_step(optimizer, number=good, rate=0.1, is_skipped=is_skipped)
+        weights = [local_part(p.detach()).clone() for p in engine.model.parameters()]
+        states = [
+            local_part(value).clone() for state in optimizer.state.values()
+            for value in state.values()
+        ]  # fmt: skip
+        return weights, states
+
+    with joined_world() as world:
+        whole, broken = train(world, set()), train(world, {0, 2})
+    return [
+        all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+        for one, other in zip(whole, broken, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("engine", "options"),
+    [
+        (engine, options)
+        for engine in ("fsdp2", "fsdp1", "ddp")
+        for options in OPTIMIZERS
+        # It factors whole rows, which FSDP1 does not keep.
+        if (engine, options["name"]) != ("fsdp1", "adafactor")
+    ],
+)
+def test_a_skipped_step_changes_nothing(pools: Any, engine: str, options: dict[str, Any]) -> None:
+    parallel = {"engine": engine, "param_dtype": "fp32"}
+    for same_weights, same_states in pools(2).run(skip_in_the_middle, parallel, options):
+        assert same_weights and same_states

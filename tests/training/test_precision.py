@@ -28,31 +28,46 @@ FP16 = {"parallel.param_dtype": "fp16"}
 TOO_LARGE = {**FP16, "parallel.initial_loss_scale": 2**30, "train.epochs": 20}
 
 
+OVERFLOW, FINE = torch.tensor(1.0), torch.tensor(0.0)
+
+
 def test_the_scale_halves_at_an_overflow_and_doubles_after_2000_good_steps() -> None:
     scale = LossScale(initial_loss_scale(ParallelConfig(param_dtype="fp16")), {})
     assert scale.factor == 65536
     for expected in (32768, 16384):
-        scale.update(is_finite=False)
+        scale.update(OVERFLOW)
         assert scale.factor == expected
     for _ in range(1999):
-        scale.update(is_finite=True)
+        scale.update(FINE)
     again = LossScale(65536.0, json.loads(json.dumps(scale.to_json())))
     assert (scale.factor, again.factor) == (16384, 16384)
-    again.update(is_finite=True)
-    assert again.factor == 32768
+    again.update(FINE)
+    assert again.factor == 32768 and again.to_json()["good_steps"] == 0
     for _ in range(100):
-        again.update(is_finite=False)
+        again.update(OVERFLOW)
     assert again.factor == 1
-    for _ in range(60_000):
-        again.update(is_finite=True)
-    assert again.factor == 2**24
+
+
+@pytest.mark.parametrize(
+    ("factor", "grown", "shrunk"),
+    [(2.0**23, 2.0**24, 2.0**22), (2.0**24, 2.0**24, 2.0**23), (2.0**30, 2.0**30, 2.0**29)],
+)
+def test_the_scale_grows_to_a_bound_and_a_larger_one_is_left(
+    factor: float, grown: float, shrunk: float
+) -> None:
+    for step, expected in ((FINE, grown), (OVERFLOW, shrunk)):
+        scale = LossScale(1.0, {"factor": factor, "good_steps": 1999})
+        scale.update(step)
+        assert scale.factor == expected
 
 
 def test_without_fp16_nothing_is_scaled() -> None:
     assert initial_loss_scale(ParallelConfig(reduce_dtype="fp16")) == 65536
     scale = LossScale(initial_loss_scale(ParallelConfig(param_dtype="bf16")), {"factor": 8.0})
-    scale.update(is_finite=False)
+    scale.update(OVERFLOW)
     assert scale.factor == 1 and scale.to_json() == {} and not scale.is_dynamic
+    loss = torch.tensor(3.0)
+    assert scale.scale(loss) is loss
 
 
 def test_gradients_are_unscaled_exactly() -> None:

@@ -17,18 +17,18 @@ def train_with_a_hang(argv: list[str], step: int, seconds: float) -> tuple[int, 
 
     if os.environ["RANK"] != "1":
         return run_command("train", argv)
-    take = Trainer._step
+    take = Trainer._update
 
     def hang(self: Any, batch: Any, *args: Any) -> Any:
         if batch.step == step:
             time.sleep(seconds)
         return take(self, batch, *args)
 
-    Trainer._step = hang  # type: ignore[method-assign]
+    Trainer._update = hang  # type: ignore[method-assign]
     try:
         return run_command("train", argv)
     finally:
-        Trainer._step = take  # type: ignore[method-assign]
+        Trainer._update = take  # type: ignore[method-assign]
 
 
 def test_a_rank_that_hangs_is_named(pools: Any, corpus: Path, tmp_path: Path) -> None:

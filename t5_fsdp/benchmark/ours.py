@@ -81,6 +81,7 @@ class _ClockedBatches:
         self._batches, self._clock, self._world = batches, clock, world
         self.steps_per_epoch = batches.steps_per_epoch
         self.num_examples = batches.num_examples
+        self.longest_example = batches.longest_example
 
     def iterate(self, first_step: int, last_step: int) -> Iterator[StepBatch]:
         for batch in self._batches.iterate(first_step, last_step):

@@ -417,12 +417,16 @@ class Batches(Protocol):
 
     Attributes:
         num_examples, steps_per_epoch: None where a stream does not know.
+        longest_example: tokens of an example, source and target as they are padded, that none
+            exceeds.
     """
 
     @property
     def num_examples(self) -> int | None: ...
     @property
     def steps_per_epoch(self) -> int | None: ...
+    @property
+    def longest_example(self) -> int: ...
     def iterate(self, first_step: int, last_step: int) -> Iterator[StepBatch]:
         """Batches of the steps `first_step` to `last_step` (from 1)."""
 
@@ -478,6 +482,10 @@ class StepBatches:
     @property
     def num_examples(self) -> int:
         return len(self._split)
+
+    @property
+    def longest_example(self) -> int:
+        return int(_padded_tokens(self._split, self._width_multiple).max())
 
     def iterate(self, first_step: int, last_step: int) -> Iterator[StepBatch]:
         """Batches of the steps `first_step` to `last_step` (from 1), collated one step ahead."""
@@ -557,8 +565,7 @@ def check_longest(
     Raises:
         UserError: naming the row, its length and the options to change.
     """
-    source = round_up(split.source_lengths.astype(np.int64), width_multiple)
-    totals = source + round_up(split.target_lengths, width_multiple)
+    totals = _padded_tokens(split, width_multiple)
     worst = int(totals.argmax()) if len(totals) else 0
     if len(totals) and totals[worst] > micro_batch_tokens:
         rounded = f", in multiples of {width_multiple}" if width_multiple > 1 else ""
@@ -568,6 +575,12 @@ def check_longest(
             f"it to at least {int(totals[worst])}, or lower data.max_source_tokens or "
             "data.max_target_tokens"
         )
+
+
+def _padded_tokens(split: TokenSource, width_multiple: int) -> np.ndarray:
+    """int64 [examples]: source and target of each, as they are padded where it is the longest."""
+    source = round_up(split.source_lengths.astype(np.int64), width_multiple)
+    return source + round_up(split.target_lengths, width_multiple)
 
 
 def evaluation_batches(

@@ -49,8 +49,7 @@ def stream_problem(
     data: DataConfig, micro_batch_tokens: int, width_multiple: int = 1
 ) -> str | None:
     """Why a stream could fail at some later row, or None."""
-    source, target = data.max_source_tokens, data.max_target_tokens
-    longest = round_up(source, width_multiple) + round_up(target, width_multiple)
+    longest = _longest_example(data, width_multiple)
     if longest <= micro_batch_tokens:
         return None
     return (
@@ -58,6 +57,11 @@ def stream_problem(
         f"data.max_target_tokens), more than train.micro_batch_tokens ({micro_batch_tokens}); "
         "raise it or lower them"
     )
+
+
+def _longest_example(data: DataConfig, width_multiple: int) -> int:
+    source, target = data.max_source_tokens, data.max_target_tokens
+    return round_up(source, width_multiple) + round_up(target, width_multiple)
 
 
 def read_pairs(data: DataConfig) -> Iterator[Pair]:
@@ -172,6 +176,7 @@ class StreamBatches:
         self._encoder = Encoder(tokenizer, newline_id(tokenizer, data.keep_newlines))
         self._global_batch_size, self._limit = global_batch_size, micro_batch_tokens
         self._seed, self._width_multiple = seed, width_multiple
+        self.longest_example = _longest_example(data, width_multiple)
         self._start = (epoch, row)
         self._seen = examples_seen
 

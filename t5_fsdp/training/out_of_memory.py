@@ -26,12 +26,17 @@ _FRAGMENTED = 0.15
 
 @dataclass(frozen=True)
 class Settings:
-    """The options that decide how much memory a step takes, and its largest forward pass."""
+    """The options that decide how much memory a step takes, and its largest forward pass.
+
+    Attributes:
+        longest_example: tokens of source and target; a micro-batch has to hold it.
+    """
 
     parallel: ParallelConfig
     optimizer: OptimizerConfig
     train: TrainConfig
     forward: MicroBatchShape
+    longest_example: int
 
 
 # Bytes that a rank needs at the peak of a step.
@@ -74,15 +79,15 @@ def remedies(now: Settings, *, world_size: int, on_gpu: bool) -> list[Remedy]:
 def _batch_remedies(now: Settings) -> Iterator[Remedy]:
     forward, limit = now.forward, now.train.micro_batch_tokens
     one = forward.source + forward.target
-    if forward.rows > 1:
-        half = max(one, forward.rows * one // 2)
+    half = max(one, forward.rows * one // 2, now.longest_example)
+    if half < forward.rows * one:
         smaller = replace(forward, rows=half // one)
         yield Remedy(
             f"train.micro_batch_tokens: {half} (now {limit}; this one had {forward.rows * one})",
             "the same numbers, in more micro-batches",
             replace(now, train=replace(now.train, micro_batch_tokens=half), forward=smaller),
         )
-    else:
+    elif forward.rows == 1:
         yield Remedy(
             f"data.max_source_tokens: {forward.source // 2}",
             "longer sources are cut",
@@ -207,10 +212,12 @@ class MemoryGuard:
         self,
         world: World,
         sections: tuple[ParallelConfig, OptimizerConfig, TrainConfig],
+        longest_example: int,
         estimate: Estimate | None,
         snapshots: MemorySnapshots,
     ) -> None:
         self._world, self._sections = world, sections
+        self._longest_example = longest_example
         self._estimate, self._snapshots = estimate, snapshots
         self.micro_batch: int | None = None
 
@@ -245,7 +252,7 @@ class MemoryGuard:
         if tried:
             head += f", asking for {tried.group(1)}"
         lines = advice(
-            Settings(*self._sections, forward),
+            Settings(*self._sections, forward, self._longest_example),
             self._estimate,
             world_size=self._world.world_size,
             on_gpu=self._world.device.type == "cuda",

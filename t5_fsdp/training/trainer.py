@@ -149,7 +149,9 @@ class Trainer:
         self._traces = StepTraces(run_dir, options.logging.profile, world, console)
         self._snapshots = MemorySnapshots(run_dir, options.logging.memory_snapshot, world, console)
         sections = options.parallel, options.optimizer, options.train
-        self._memory = MemoryGuard(world, sections, estimate_memory, self._snapshots)
+        self._memory = MemoryGuard(
+            world, sections, batches.longest_example, estimate_memory, self._snapshots
+        )
         self._scale = LossScale(
             initial_loss_scale(options.parallel), state.loss_scale, world.device
         )

@@ -202,10 +202,14 @@ def test_widths_are_multiples_and_stay_within_the_limit() -> None:
                 rows, width = micro.input_ids.shape
                 assert width % multiple == 0 and micro.labels.shape[1] % multiple == 0
                 assert rows * (width + micro.labels.shape[1]) <= 600
+                if rows == 1:
+                    assert width + micro.labels.shape[1] <= batches.longest_example
                 seen += len(micro.target_ids)
             padded += batch.padded_tokens
         assert padded >= source.sum() + target.sum()
         assert 0 < seen < target.sum()
+        exact = max(-(-source // multiple) * multiple + -(-target // multiple) * multiple)
+        assert batches.longest_example == exact
     with pytest.raises(UserError, match="micro_batch_tokens"):
         check_longest(split, 64, 64)
 

@@ -25,6 +25,7 @@ SETTINGS = Settings(
     OptimizerConfig(),
     TrainConfig(micro_batch_tokens=8192),
     MicroBatchShape(rows=12, source=512, target=150),
+    longest_example=662,
 )
 
 
@@ -68,6 +69,7 @@ def test_only_what_is_left_is_advised() -> None:
         OptimizerConfig(name="adafactor"),
         TrainConfig(loss_chunk_rows=32),
         MicroBatchShape(rows=1, source=512, target=150),
+        longest_example=662,
     )
     assert changes(sparing) == ["data.max_source_tokens"]
     assert advice(sparing, lambda _: GIB, world_size=8, on_gpu=True) == [
@@ -88,6 +90,16 @@ def test_only_what_is_left_is_advised() -> None:
         if remedy.change.startswith("optimizer")
     ]
     assert adafactor.after.optimizer == OptimizerConfig(name="adafactor")
+
+
+@pytest.mark.parametrize(
+    ("longest", "advised"), [(662, 3972), (5000, 5000), (7944, None), (8192, None)]
+)
+def test_a_micro_batch_has_to_hold_the_longest_example(longest: int, advised: int | None) -> None:
+    lines = advice(replace(SETTINGS, longest_example=longest), None, world_size=8, on_gpu=True)
+    found = [line for line in lines if line.startswith("train.micro_batch_tokens")]
+    assert [int(line.split()[1]) for line in found] == ([advised] if advised else [])
+    assert not any("max_source_tokens" in line for line in lines)
 
 
 def test_without_an_estimate_all_are_named() -> None:

@@ -27,7 +27,12 @@ def checkpoint(pools: Any, corpus: Path, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.parametrize(
-    ("count", "layouts"), [(7, SOME), pytest.param(1001, ALL, marks=pytest.mark.long)]
+    ("count", "layouts"),
+    [
+        (7, SOME),
+        pytest.param(1001, SOME, marks=pytest.mark.long),
+        pytest.param(1001, ALL, marks=pytest.mark.exhaustive),
+    ],
 )
 def test_the_same_on_any_number_of_ranks_under_each_engine(
     pools: Any,

@@ -30,7 +30,7 @@ def compiled(parallel: dict[str, Any]) -> tuple[Any, int]:
         pytest.param({"engine": engine, "activation_checkpointing": checkpointing}, marks=mark)
         for engine, checkpointing, mark in (
             ("fsdp2", "selective", pytest.mark.long),
-            ("fsdp1", "none", pytest.mark.long),
+            ("fsdp1", "none", pytest.mark.exhaustive),
             ("fsdp2", "full", pytest.mark.exhaustive),
             ("ddp", "full", pytest.mark.exhaustive),
         )

@@ -216,15 +216,22 @@ def test_the_simulation_finds_what_the_closed_forms_say() -> None:
     check_against_the_simulation(run)
 
 
-@pytest.mark.long
+PUBLISHED = [
+    ("google-t5/t5-base", {"parallel__activation_checkpointing": "selective"}),
+    ("google/flan-t5-base", {"parallel__activation_checkpointing": "none"}),
+    ("google/umt5-base", {"parallel__activation_checkpointing_every": 2}),
+]
+LARGE = [
+    ("google-t5/t5-3b", {"parallel__sync_every_micro_batch": True}),
+    ("google/mt5-large", {"parallel__sharding": "shard_grad_op"}),
+]
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("google-t5/t5-3b", {"parallel__sync_every_micro_batch": True}),
-        ("google-t5/t5-base", {"parallel__activation_checkpointing": "selective"}),
-        ("google/flan-t5-base", {"parallel__activation_checkpointing": "none"}),
-        ("google/mt5-large", {"parallel__sharding": "shard_grad_op"}),
-        ("google/umt5-base", {"parallel__activation_checkpointing_every": 2}),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in PUBLISHED),
+        *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in LARGE),
     ],
 )
 def test_the_simulation_agrees_on_published_models(name: str, options: dict[str, Any]) -> None:

@@ -328,7 +328,7 @@ def test_a_slow_rank_is_found_under_every_engine(slow_run: list[dict[str, Any]])
         assert row["slowest_rank"] == 1 and row["slowest_rank_ratio"] > 1.2
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive  # needs quiet cores
 def test_meters_are_cheap_and_memory_does_not_grow(tmp_path: Path) -> None:
     found = measure(tmp_path, steps=800, ranks=1, small=True)
     # Two runs on busy cores grew by 0.1 and 2.1 %: what is kept goes up and down with the batches'

@@ -19,11 +19,11 @@ BUILDING := $(VENV)/.building
 ON_CPU := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 CUDA_VISIBLE_DEVICES=
 TORCHRUN_CPU := $(ON_CPU) $(BIN)/torchrun --standalone --nproc_per_node 2
 
-.PHONY: help setup demo train doctor test test-long test-exhaustive lint clean
+.PHONY: help setup demo train doctor test test-long test-exhaustive lint docs clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' \
-		| while IFS='|' read -r name text; do printf '  make %-10s %s\n' "$$name" "$$text"; done
+		| while IFS='|' read -r name text; do printf '  make %-15s %s\n' "$$name" "$$text"; done
 	@echo
 	@echo '  Variables: CONFIG=FILE.yaml (train), ARGS="--section.option value ..." (demo, train, doctor),'
 	@echo '             RUN_DIR=FOLDER (demo),'
@@ -76,6 +76,9 @@ lint: $(STAMP)  ## ruff, import-linter and mypy
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
 	@$(BIN)/mypy
+
+docs: $(STAMP)  ## write docs/configuration.md anew from t5_fsdp/config.py
+	@$(BIN)/python -m t5_fsdp.cli.option_reference > docs/configuration.md
 
 clean:  ## remove .venv and the tools' caches; runs/ and data/ stay
 	rm -rf $(VENV) .mypy_cache .ruff_cache .import_linter_cache .hypothesis build *.egg-info

@@ -51,7 +51,7 @@ class ModelConfig:
     lora_alpha: float = 32.0
     """lora: the product of a pair counts lora_alpha / lora_rank times."""
     lora_dropout: float = 0.0
-    """lora: dropout on the input of a pair while training."""
+    """lora: dropout on the input of a pair while training, below 1."""
     lora_targets: list[str] | str = "all-linear"
     """lora: the layers that get a pair, by the ends of their names, e.g. [q, v]; all-linear: every
     linear layer but the output head."""
@@ -527,6 +527,26 @@ _POSITIVE = (
     "model.lora_alpha", "optimizer.grad_clip_norm", "train.epochs", "checkpoint.every_minutes",
     "evaluation.top_p",
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a numeric option may be; None: no limit of its own.
+
+    Attributes:
+        smallest: allowed itself.
+        largest: likewise.
+        above_zero: 0 and less are not allowed.
+    """
+
+    smallest: float | None
+    largest: float | None
+    above_zero: bool
+
+
+def limits(name: str) -> Limits:
+    """Those of an option by its dotted name."""
+    return Limits(_MINIMUM.get(name), _MAXIMUM.get(name), name in _POSITIVE)
 
 
 def leaves(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:

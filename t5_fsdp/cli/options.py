@@ -78,8 +78,16 @@ class Layers:
 
 
 @dataclass(frozen=True)
-class _Option:
-    """One option as jsonargparse needs it; `name` is dotted for those of a section."""
+class Option:
+    """One option as jsonargparse needs it.
+
+    Args:
+        name: dotted for those of a section, e.g. `train.epochs`.
+        type: as in config.py.
+        default: its value when it is not given.
+        help: what it means.
+        metavar: how `--help` calls its value.
+    """
 
     name: str
     type: Any
@@ -125,7 +133,7 @@ def parse_layers(
         SystemExit: code 0, after `--help`.
     """
     own_options = {
-        item.name: _Option(
+        item.name: Option(
             item.name,
             item.type,
             item.default,
@@ -230,6 +238,35 @@ def _plain(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
+@dataclass(frozen=True)
+class Section:
+    """Options of a run that belong together.
+
+    Attributes:
+        name: as in a file; empty for the options that belong to no section.
+        meaning: a sentence.
+        options: with their meanings, in the order of config.py.
+    """
+
+    name: str
+    meaning: str
+    options: list[Option]
+
+
+def described_sections() -> list[Section]:
+    """Every option of a run with its meaning, by sections, in the order of config.py."""
+    described = []
+    for name, owner in {"": Config, **_sections()}.items():
+        meanings = _meanings(owner)
+        options = [
+            dataclasses.replace(option, help=meanings.get(option.name.rpartition(".")[2], ""))
+            for option in _options().values()
+            if option.name.rpartition(".")[0] == name
+        ]
+        described.append(Section(name, str(owner.__doc__), options))
+    return described
+
+
 def run_options() -> dict[str, Any]:
     """The type of every option of a run, by its dotted name."""
     return {name: option.type for name, option in _options().items()}
@@ -254,7 +291,7 @@ def _sections() -> dict[str, type]:
 
 
 @functools.cache
-def _options() -> dict[str, _Option]:
+def _options() -> dict[str, Option]:
     """Every option of a run by its dotted name, in the order of config.py."""
     options = {}
     for section, owner in {"": Config, **_sections()}.items():
@@ -264,7 +301,7 @@ def _options() -> dict[str, _Option]:
             if section or item.name not in _sections():
                 name = f"{section}.{item.name}" if section else item.name
                 default = getattr(defaults, item.name)
-                options[name] = _Option(name, hints[item.name], default, "")
+                options[name] = Option(name, hints[item.name], default, "")
     return options
 
 
@@ -291,7 +328,7 @@ class _Scan:
     print_config: bool = False
 
 
-def _scan(argv: Sequence[str], own_options: Mapping[str, _Option], *, takes_files: bool) -> _Scan:
+def _scan(argv: Sequence[str], own_options: Mapping[str, Option], *, takes_files: bool) -> _Scan:
     scan = _Scan()
     waiting = list(argv)
     while waiting:
@@ -339,7 +376,7 @@ def _take_files(words: Iterable[str], scan: _Scan, takes_files: bool) -> None:
 
 
 def _take_option(
-    name: str, value: str | None, scan: _Scan, own_options: Mapping[str, _Option]
+    name: str, value: str | None, scan: _Scan, own_options: Mapping[str, Option]
 ) -> None:
     known = {**_options(), **own_options}
     if name == "config":
@@ -372,7 +409,7 @@ def _read_files(paths: Iterable[str], layers: Layers) -> list[str]:
 
 
 def _read_own(
-    scan: _Scan, extra: Sequence[Extra], own_options: Mapping[str, _Option], layers: Layers
+    scan: _Scan, extra: Sequence[Extra], own_options: Mapping[str, Option], layers: Layers
 ) -> list[str]:
     problems = []
     for item in extra:
@@ -516,7 +553,7 @@ def _parser(name: str, kind: Any) -> jsonargparse.ArgumentParser:
     return parser
 
 
-def _from_text(option: _Option, text: str) -> Any:
+def _from_text(option: Option, text: str) -> Any:
     """The value that a text of the command line stands for.
 
     Raises:
@@ -528,7 +565,7 @@ def _from_text(option: _Option, text: str) -> Any:
     return _from_object(option, _pick(parsed, option.name))
 
 
-def _from_object(option: _Option, value: Any) -> Any:
+def _from_object(option: Option, value: Any) -> Any:
     """A value from YAML, checked; a whole number becomes a float where one is wanted.
 
     Raises:
@@ -572,7 +609,7 @@ def _words(kind: Any) -> str:
     return {**plain, type(None): "null"}.get(kind, str(kind))
 
 
-def _wrong_type(option: _Option, value: Any, written: str | None = None) -> str:
+def _wrong_type(option: Option, value: Any, written: str | None = None) -> str:
     advice = _words(option.type)
     if isinstance(value, bool | int | float) and option.takes_text:
         advice += f", in quotes: {_quoted(value)}"
@@ -600,7 +637,7 @@ def _not_a_section(name: str, value: Any) -> str:
     return f"section {name} is {what}; give its options indented below it, e.g. {example}"
 
 
-def _unknown(name: str, known: Mapping[str, _Option], written: str | None = None) -> str:
+def _unknown(name: str, known: Mapping[str, Option], written: str | None = None) -> str:
     section, _, option = name.partition(".")
     message = f"unknown option {written or name}"
     parent = next((key for key in known if name.startswith(f"{key}.")), None)
@@ -647,7 +684,7 @@ def _did_you_mean(names: Sequence[str]) -> str:
 def _help(
     command: str,
     description: str,
-    own_options: Iterable[_Option],
+    own_options: Iterable[Option],
     positionals_help: str | None,
     config_required: bool,
 ) -> str:
@@ -674,19 +711,15 @@ def _help(
     )
     for option in own_options:
         _add_to_help(parser, option)
-    for section, owner in {"": Config, **_sections()}.items():
-        title = f"{section}: {owner.__doc__}" if section else "the run: " + str(owner.__doc__)
+    for section in described_sections():
+        title = f"{section.name or 'the run'}: {section.meaning}"
         group = parser.add_argument_group(title.rstrip(".").replace("%", "%%"))
-        meanings = _meanings(owner)
-        for name, option in _options().items():
-            head, _, tail = name.rpartition(".")
-            if head == section:
-                meaning = meanings.get(tail, "")
-                _add_to_help(group, dataclasses.replace(option, help=meaning))
+        for option in section.options:
+            _add_to_help(group, option)
     return parser.format_help()
 
 
-def _add_to_help(target: Any, option: _Option) -> None:
+def _add_to_help(target: Any, option: Option) -> None:
     action = target.add_argument(
         f"--{option.name}",
         type=option.type,

@@ -1,0 +1,133 @@
+"""The pages of the documentation: links, anchors and paths that they name are there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+
+import t5_fsdp
+from tests.conftest import ROOT
+
+PAGES = sorted(
+    [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "data/README.md", *ROOT.glob("docs/*.md")]
+)
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"`[^`\n]+`")
+LINK = re.compile(r"\]\(([^()\s]+)\)")
+HEADING = re.compile(r"^#{1,6} +(.+?) *$", re.MULTILINE)
+# Files are named from the root of the repository; a page by its name alone.
+NAMED = re.compile(
+    r"(?<![\w./<{-])((?:t5_fsdp|tests|scripts|configs|examples|docs)/[\w./-]+\w/?)(?![\w<{*/])"
+)
+MODULE = re.compile(r"python -m ((?:t5_fsdp|tests)[\w.]*)")
+
+
+def prose(page: Path) -> str:
+    return FENCE.sub("", page.read_text(encoding="utf-8"))
+
+
+def anchors(page: Path) -> set[str]:
+    """Those that GitHub gives the headings: letters, digits, - and _, numbered when repeated."""
+    found: set[str] = set()
+    seen: Counter[str] = Counter()
+    for heading in HEADING.findall(prose(page)):
+        text = LINK.sub("]", heading).replace("[", "").replace("]", "")
+        slug = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
+        found.add(f"{slug}-{seen[slug]}" if seen[slug] else slug)
+        seen[slug] += 1
+    return found
+
+
+def broken_links(page: Path) -> list[str]:
+    broken = []
+    for link in LINK.findall(CODE.sub("", prose(page))):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    return broken
+
+
+def tracked() -> set[str]:
+    """Files of the repository and their folders; those of a run are not among them."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout.splitlines()  # fmt: skip
+    return {str(part) for name in listed for part in (Path(name), *Path(name).parents)}
+
+
+def test_anchors_are_githubs(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# `t5-fsdp`: a (b), c_d\n```\n# no heading\n```\n## [A](b.md)\n## A\n")
+    assert anchors(page) == {"t5-fsdp-a-b-c_d", "a", "a-1"}
+    page.write_text("# One\n[good](#one) [bad](#two) [none](none.md) [web](https://x.y/#z)\n")
+    assert broken_links(page) == ["#two", "none.md"]
+
+
+@each_page
+def test_links_lead_somewhere(page: Path) -> None:
+    assert broken_links(page) == []
+
+
+def absent_files(page: Path, there: set[str]) -> list[str]:
+    """Files, folders and modules of ours that code on the page names, and that are not there."""
+    text = page.read_text(encoding="utf-8")
+    code = "\n".join([*FENCE.findall(text), *CODE.findall(prose(page))])
+    named = {path.rstrip("/") for path in NAMED.findall(code)}
+    modules = {name.replace(".", "/") for name in MODULE.findall(code)}
+    absent = [path for path in named if path not in there]
+    return absent + [path for path in modules if not {path, f"{path}.py"} & there]
+
+
+def test_absent_files_are_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "`scripts/train.py` scripts/no.py `scripts/none.py --x` `docs/`\n"
+        "```bash\npython -m tests.none --config configs/none.yaml\n```\n"
+        "`configs/<name>.yaml` `runs/docs/a.md` `configs/wikihow_*.yaml`\n"
+    )
+    absent = absent_files(page, tracked())
+    assert sorted(absent) == ["configs/none.yaml", "scripts/none.py", "tests/none"]
+
+
+@each_page
+def test_files_that_are_named_are_there(page: Path) -> None:
+    assert absent_files(page, tracked()) == []
+
+
+def test_version_and_licence_are_said_alike() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)
+    assert citation["version"] == t5_fsdp.__version__
+    assert f'\nlicense = "{citation["license"]}"\n' in project
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"\n## {t5_fsdp.__version__} - " in changes
+    assert (ROOT / "LICENSE").read_text().split()[:4] == ["Apache", "License", "Version", "2.0,"]
+
+
+def test_the_hooks_before_a_commit_are_the_checks_of_make_lint() -> None:
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    [repository] = config["repos"]
+    assert repository["repo"] == "local"
+    hooks = {hook["id"]: hook for hook in repository["hooks"]}
+    assert all(hook["language"] == "system" for hook in hooks.values())
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    lint = re.search(r"^lint:.*?\n\n", makefile, re.MULTILINE | re.DOTALL)
+    assert lint is not None
+    programs = re.findall(r"\$\(BIN\)/(.+)", lint[0])
+    entries = [hook["entry"] for hook in hooks.values()]
+    for program in programs:
+        words = program.replace(" --check", "").removesuffix(" .")
+        assert any(entry.startswith(f".venv/bin/{words}") for entry in entries), program
+    assert hooks["docs"]["entry"] == "make docs" and re.search(r"^docs:", makefile, re.MULTILINE)

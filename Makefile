@@ -19,7 +19,7 @@ BUILDING := $(VENV)/.building
 ON_CPU := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 CUDA_VISIBLE_DEVICES=
 TORCHRUN_CPU := $(ON_CPU) $(BIN)/torchrun --standalone --nproc_per_node 2
 
-.PHONY: help setup demo train doctor test test-long test-exhaustive lint docs clean
+.PHONY: help setup demo train doctor test test-long test-exhaustive coverage lint docs clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' \
@@ -27,7 +27,7 @@ help:  ## show this list
 	@echo
 	@echo '  Variables: CONFIG=FILE.yaml (train), ARGS="--section.option value ..." (demo, train, doctor),'
 	@echo '             RUN_DIR=FOLDER (demo),'
-	@echo '             ARGS="pytest options" (test, test-long), PYTHON=/path/to/python3 (setup)'
+	@echo '             ARGS="pytest options" (test, test-long, coverage), PYTHON=/path/to/python3 (setup)'
 
 setup: $(STAMP)  ## only make .venv, with what demo, tests and training need
 	@echo '$(VENV) is ready.'
@@ -71,6 +71,12 @@ test-long: $(STAMP)  ## run the long tests
 test-exhaustive: $(STAMP)  ## run the combinations that the other tests take samples of
 	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m exhaustive $(ARGS)
 
+coverage: $(STAMP)  ## lines that `make test` runs; fails under 90 % (half an hour on two cores)
+	@$(BIN)/coverage erase
+	@HF_HUB_OFFLINE=1 $(BIN)/coverage run -m pytest -m 'not long and not exhaustive' $(ARGS)
+	@$(BIN)/coverage combine --quiet
+	@$(BIN)/coverage report
+
 lint: $(STAMP)  ## ruff, import-linter and mypy
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -81,5 +87,5 @@ docs: $(STAMP)  ## write docs/configuration.md anew from t5_fsdp/config.py
 	@$(BIN)/python -m t5_fsdp.cli.option_reference > docs/configuration.md
 
 clean:  ## remove .venv and the tools' caches; runs/ and data/ stay
-	rm -rf $(VENV) .mypy_cache .ruff_cache .import_linter_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage* build *.egg-info
 	find t5_fsdp scripts tests -name __pycache__ -type d -prune -exec rm -rf {} +

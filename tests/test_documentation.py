@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 from collections import Counter
@@ -131,3 +132,65 @@ def test_the_hooks_before_a_commit_are_the_checks_of_make_lint() -> None:
         words = program.replace(" --check", "").removesuffix(" .")
         assert any(entry.startswith(f".venv/bin/{words}") for entry in entries), program
     assert hooks["docs"]["entry"] == "make docs" and re.search(r"^docs:", makefile, re.MULTILINE)
+
+
+def test_the_index_has_every_page() -> None:
+    index = ROOT / "docs/README.md"
+    linked = {link.partition("#")[0] for link in LINK.findall(prose(index))}
+    pages = {page.name for page in ROOT.glob("docs/*.md")} - {index.name}
+    assert pages - linked == set()
+    assert "docs/README.md" in LINK.findall(prose(ROOT / "README.md"))
+
+
+NAMED_IN = re.compile(r"`(\w+)`\s+in\s+`([\w./]+\.py)`")
+
+
+def defined_names(path: Path) -> set[str]:
+    """Functions, classes and constants of a module; a branch's as well."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return found
+
+
+@pytest.mark.parametrize(("page", "at_least"), [("architecture.md", 20), ("contributing.md", 25)])
+def test_functions_that_are_named_are_in_their_files(page: str, at_least: int) -> None:
+    named = NAMED_IN.findall((ROOT / "docs" / page).read_text(encoding="utf-8"))
+    assert len(named) >= at_least
+    absent = [(name, path) for name, path in named if name not in defined_names(ROOT / path)]
+    assert absent == []
+
+
+def layers() -> list[list[str]]:
+    """The package's layers as import-linter holds them, the highest first."""
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    block = re.search(r"^layers = \[\n(.*?)^\]", project, re.MULTILINE | re.DOTALL)
+    assert block is not None
+    rows = re.findall(r'^ +"(.+)",$', block[1], re.MULTILINE)
+    return [re.findall(r"\w+", row) for row in rows]
+
+
+def test_the_page_of_the_architecture_has_the_layers_of_the_contract() -> None:
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    table = page.partition("| layer |")[2].partition("\n\n")[0]
+    rows = [re.findall(r"`(\w+)`", cell) for cell in re.findall(r"^\| (`.*?) \|", table, re.M)]
+    assert rows == layers()
+    modules = {path.stem for path in (ROOT / "t5_fsdp").glob("*.py")} - {"__init__"}
+    folders = {path.parent.name for path in (ROOT / "t5_fsdp").glob("*/__init__.py")}
+    assert {name for row in rows for name in row} == modules | folders
+
+
+def test_the_picture_of_a_run_has_folders_that_are_there() -> None:
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    picture = page.partition("```mermaid\n")[2].partition("```")[0]
+    boxes = dict(re.findall(r'^ +(\w+)\["(\w+): ', picture, re.MULTILINE))
+    folders = {path.parent.name for path in (ROOT / "t5_fsdp").glob("*/__init__.py")}
+    # These two are beside a run, not in it.
+    assert set(boxes) == set(boxes.values()) == folders - {"benchmark", "integrations"}
+    arrows = re.findall(r"^ +(\w+) -\.?->(?:\|[^|]+\|)? (\w+)$", picture, re.MULTILINE)
+    assert len(arrows) == picture.count(">") - picture.count("([") and len(arrows) >= 12
+    assert {name for arrow in arrows for name in arrow} <= {*boxes, "user"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -277,6 +278,28 @@ def test_ranks_get_the_same_results(pools: Any, corpus: Path, tmp_path: Path) ->
     alone = train(tiny_config(corpus, tmp_path / "alone"), quiet=True)
     assert losses(one[0].run_dir) == pytest.approx(losses(alone.run_dir), rel=1e-5)
     assert one[0].scores["loss"] == pytest.approx(alone.scores["loss"], rel=1e-4)
+
+
+WITHOUT_A_GUARD = """
+print("once", flush=True)
+from t5_fsdp import load_config, plan
+model = {"name": None, "init": "random", "tokenizer": "train",
+         "config": {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4}}
+config = load_config(model=model, data={"source": "sample"})
+print(plan(config, simulate=True)["method"])
+"""
+
+
+@pytest.mark.long
+def test_a_plan_runs_the_program_once(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(WITHOUT_A_GUARD)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "program.py"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout, done.stderr) == ("once\nsimulation\n", "")
 
 
 PROGRAM = """

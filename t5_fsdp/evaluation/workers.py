@@ -14,6 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
 from t5_fsdp.console import Console
+from t5_fsdp.spawning import without_main
 
 # A worker needs about half a second to start; below this many items one process is done earlier.
 MIN_ITEMS_FOR_WORKERS = 300
@@ -42,7 +43,6 @@ def map_in_workers(
     Args:
         function: of a module's top level; it travels by pickle, as do items and results.
         processes: how many work at the same time. Few items are worked on in this process anyway.
-            More than one needs the usual `if __name__ == "__main__":` guard in the calling program.
         console: tells how far it is.
         what: the items' name there.
 
@@ -74,7 +74,9 @@ def _in_workers(
     context = multiprocessing.get_context("spawn")
     try:
         with ProcessPoolExecutor(processes, mp_context=context, initializer=_start_worker) as pool:
-            for result in pool.map(function, items, chunksize=chunk_size):
+            with without_main(function):  # `map` hands out all work, for which it starts them
+                results = pool.map(function, items, chunksize=chunk_size)
+            for result in results:
                 num_done += 1
                 yield result
     except BrokenProcessPool as error:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from t5_fsdp.config import OptimizerConfig, ParallelConfig
 from t5_fsdp.errors import UserError
 from t5_fsdp.planning.parts import MemoryParts
+from t5_fsdp.spawning import without_main
 
 if TYPE_CHECKING:
     import torch
@@ -140,8 +141,8 @@ def simulate_model(
 
     Args:
         build: makes the model, best on the meta device; a module-level function (or a partial of
-            one), since it is called in another process. A script that calls this needs the usual
-            `if __name__ == "__main__"`.
+            one), since it is called in another process. A script that defines it itself needs the
+            usual `if __name__ == "__main__"`.
         step: (sharded model) -> loss of a micro-batch, a scalar; likewise. Tensors that it makes
             are fake: it can't look at their values.
         parallel: any engine. See the result's notes for what stands for what.
@@ -174,7 +175,8 @@ def _run_in_child(task: Any, timeout_seconds: float, progress: Progress | None) 
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     child = context.Process(target=_child, args=(task, theirs), name="simulation", daemon=True)
-    child.start()
+    with without_main(task):
+        child.start()
     theirs.close()  # so that the end of the child is the end of the pipe
     try:
         return _listen(ours, time.monotonic() + timeout_seconds, timeout_seconds, progress)

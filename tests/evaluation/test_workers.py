@@ -81,6 +81,30 @@ def test_lost_workers_lose_no_result(monkeypatch):
     assert found == [2 * item for item in items]
 
 
+PROGRAM = """
+print("main", __name__, flush=True)
+from t5_fsdp.evaluation.workers import map_in_workers
+assert map_in_workers(len, ["ab"] * 300, processes=2) == [2] * 300
+print("done", __spec__, globals().get("__file__"), flush=True)
+"""
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_program_without_a_guard_runs_once(tmp_path, by_name):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", program if by_name else "-"],
+        input=None if by_name else PROGRAM,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    name = program if by_name else "<stdin>"
+    assert (done.stdout, done.stderr) == (f"main __main__\ndone None {name}\n", "")
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
 def test_workers_end_when_the_caller_is_killed(tmp_path):
     program = tmp_path / "program.py"

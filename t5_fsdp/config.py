@@ -34,7 +34,9 @@ class ModelConfig:
     config: dict[str, Any] = field(default_factory=dict)
     """T5 configuration values to override, e.g. {"dropout_rate": 0.0}. With init random and name
     null it describes the whole model; vocab_size (the tokenizer's size rounded up to 128), pad,
-    eos and decoder start come from the tokenizer unless given."""
+    eos and decoder start come from the tokenizer unless given. On the command line
+    --model.config.d_model 64 changes one value, and --model.config '{...}' replaces all that a
+    file says."""
     tokenizer: str | None = None
     """null: as `name`; a folder or Hub id; or train: a SentencePiece vocabulary learned from the
     training split."""

@@ -18,16 +18,18 @@ import functools
 import json
 import os
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import docstring_parser
 import jsonargparse
 
-from t5_fsdp.cli.yaml_files import read_yaml, to_yaml
+from t5_fsdp.cli.yaml_files import read_yaml, scalar, to_yaml
 from t5_fsdp.config import Config, DataConfig, normalize, to_dict, value_problems
 from t5_fsdp.distributed import print_once
 from t5_fsdp.errors import EXIT_DONE, UserError
@@ -75,6 +77,10 @@ class Layers:
     positionals: list[str] = field(default_factory=list)
     origins: dict[str, str] = field(default_factory=dict)
     print_config: bool = False
+
+
+class Entries(dict[str, Any]):
+    """Some of a mapping's entries, which go into what the layers below say; see `_merge`."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +161,8 @@ def parse_layers(
     own_problems = _read_own(scan, extra, own_options, layers)
     for name, text in scan.given.items():
         _read_flag(name, text, layers)
+    for name, texts in scan.entries.items():
+        _read_entries(name, texts, layers)
     problems = scan.problems + file_problems + own_problems
     if problems:
         # Values are judged together, so only where nothing they depend on is missing: no file,
@@ -175,7 +183,7 @@ def resolve(
     """The configuration of a run: defaults <- base <- files <- command line, checked.
 
     Sections are merged option by option; an option whose value is a mapping (model.config) is
-    replaced as a whole.
+    replaced as a whole, but for single entries of the command line (--model.config.d_model 64).
 
     Args:
         layers: from `parse_layers`.
@@ -316,9 +324,14 @@ def _meanings(owner: type) -> dict[str, str]:
 
 @dataclass
 class _Scan:
-    """The command line, cut into options and values; values are still text."""
+    """The command line, cut into options and values; values are still text.
+
+    Attributes:
+        entries: of options that take a mapping, those that were given one by one.
+    """
 
     given: dict[str, str] = field(default_factory=dict)
+    entries: dict[str, dict[str, str]] = field(default_factory=dict)
     own: dict[str, str] = field(default_factory=dict)
     config_files: list[str] = field(default_factory=list)
     config_without_value: bool = False
@@ -387,12 +400,25 @@ def _take_option(
             scan.problems.append(f"--config needs a value: a YAML file, e.g. {_CONFIG_EXAMPLE}")
     elif name == "print_config":
         scan.problems.append("--print_config takes no value")
+    elif (parent := _mapping_of(name, known)) is not None:
+        if value is None:
+            scan.problems.append(f"--{name} needs a value")
+        else:
+            scan.entries.setdefault(parent, {})[name[len(parent) + 1 :]] = value
     elif name not in known:
         scan.problems.append(_unknown(name, known, written=f"--{name}"))
     elif value is None and known[name].type is not bool:
         scan.problems.append(f"--{name} needs a value: {_words(known[name].type)}")
     else:
         (scan.own if name in own_options else scan.given)[name] = "true" if value is None else value
+
+
+def _mapping_of(name: str, known: Mapping[str, Option]) -> str | None:
+    """The option whose value is a mapping with `name` as an entry, e.g. model.config."""
+    return next(
+        (key for key, item in known.items() if item.takes_mapping and name.startswith(f"{key}.")),
+        None,
+    )
 
 
 def _read_files(paths: Iterable[str], layers: Layers) -> list[str]:
@@ -437,6 +463,13 @@ def _read_flag(name: str, text: str, layers: Layers) -> None:
         layers.flags[name] = value
 
 
+def _read_entries(name: str, texts: Mapping[str, str], layers: Layers) -> None:
+    values = Entries({key: scalar(text) for key, text in texts.items()})
+    section, _, option = name.partition(".")
+    flags = layers.flags.setdefault(section, {})
+    flags[option] = _merged_value(flags[option], values) if option in flags else values
+
+
 # ---------------------------------------------------------------- merging and checking
 
 
@@ -455,12 +488,22 @@ def _merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]
     for key, value in upper.items():
         below = merged.get(key)
         if key in _sections() and isinstance(value, dict) and isinstance(below, dict):
-            merged[key] = {**below, **value}
+            merged[key] = {
+                **below,
+                **{name: _merged_value(below.get(name), inner) for name, inner in value.items()},
+            }
         elif key in _sections() and key in merged and not isinstance(below, dict):
             continue  # it is no section: reported when the values are checked
         else:
             merged[key] = value
     return merged
+
+
+def _merged_value(below: Any, above: Any) -> Any:
+    if below is None or not isinstance(above, Entries):
+        return above
+    # What is no mapping is reported when the values are checked.
+    return {**below, **above} if isinstance(below, dict) else below
 
 
 def _check(
@@ -504,13 +547,14 @@ def _flatten(
     unsettled: set[str] = set()
     problems: list[str] = []
     unknown: list[str] = []
+    absent = [name for name in _sections() if name not in merged]
     for key, value in merged.items():
         if key in _sections():
             if isinstance(value, dict):
                 for key_inside, inner in value.items():
                     name = f"{key}.{key_inside}"
                     if name in _options():
-                        given[name] = inner
+                        given[name] = dict(inner) if isinstance(inner, Entries) else inner
                     else:
                         unknown.append(name)
             else:
@@ -518,6 +562,11 @@ def _flatten(
                 problems.append(_not_a_section(key, value) + _place(key, origins))
         elif key in _options() and "." not in key:
             given[key] = value
+        elif isinstance(value, dict):
+            problems.append(_unknown_section(str(key), value) + _place(key, origins))
+            # It may be any section that is not there, and that one's defaults are not meant.
+            in_doubt = tuple(f"{name}." for name in absent)
+            unsettled |= {name for name in _options() if name.startswith(in_doubt)}
         else:
             unknown.append(str(key))
     for name in unknown:
@@ -637,6 +686,21 @@ def _not_a_section(name: str, value: Any) -> str:
     return f"section {name} is {what}; give its options indented below it, e.g. {example}"
 
 
+def _unknown_section(name: str, values: Mapping[str, Any]) -> str:
+    """Of a mapping in a file; sections with a similar name, else with these options."""
+    near = difflib.get_close_matches(name.lower(), _sections(), 1)
+    if not near and len(name) > 2:
+        near = [section for section in _sections() if section.startswith(name.lower())]
+    if not near and values:
+        near = [
+            section
+            for section in _sections()
+            if all(f"{section}.{option}" in _options() for option in values)
+        ]
+    advice = _did_you_mean(near[:3]) or f"; the sections are {', '.join(_sections())}"
+    return f"unknown section {name}{advice}"
+
+
 def _unknown(name: str, known: Mapping[str, Option], written: str | None = None) -> str:
     section, _, option = name.partition(".")
     message = f"unknown option {written or name}"
@@ -645,12 +709,14 @@ def _unknown(name: str, known: Mapping[str, Option], written: str | None = None)
         example = next(key for key in known if key.startswith(f"{name}."))
         return f"{message}: {name} is a section; give its options, e.g. --{example} VALUE"
     if parent and known[parent].takes_mapping:
-        example_value = json.dumps({name[len(parent) + 1 :]: "..."})
-        return f"{message}; give {parent} as one mapping: --{parent} '{example_value}'"
+        entry = name[len(parent) + 1 :]
+        return f"{message}; in a file write {entry} below {parent.partition('.')[2]}:"
     dashes = "--" if written else ""
     alike = [f"{dashes}{likely}" for likely in _alike(name, known)]
     if alike:
         return message + _did_you_mean(alike)
+    if not option and (near := difflib.get_close_matches(name, _sections(), 1)):
+        return message + _did_you_mean([f"section {near[0]}"])
     if option and section in _sections():
         names = [key.partition(".")[2] for key in known if key.startswith(f"{section}.")]
         return f"{message}; section {section} has {', '.join(names)}"
@@ -681,6 +747,15 @@ def _did_you_mean(names: Sequence[str]) -> str:
 # ---------------------------------------------------------------- printing
 
 
+def _as_called(command: str) -> str:
+    """How the user called it: by its own name, or as `t5-fsdp NAME`."""
+    from t5_fsdp.cli.dispatch import PROGRAM, find
+
+    program, *words = sys.argv
+    through_dispatch = Path(program).name == PROGRAM or Path(program).match("t5_fsdp/__main__.py")
+    return f"{PROGRAM} {words[0]}" if through_dispatch and words and find(words[0]) else command
+
+
 def _help(
     command: str,
     description: str,
@@ -692,7 +767,7 @@ def _help(
     config = "--config FILE.yaml" if config_required else "[--config FILE.yaml]"
     parser = jsonargparse.ArgumentParser(
         prog=command,
-        usage=f"{command} {config} [--section.option VALUE ...]{files}",
+        usage=f"{_as_called(command)} {config} [--section.option VALUE ...]{files}",
         # A positional argument would be listed as required.
         description=description + (f" FILE: {positionals_help}" if positionals_help else ""),
         default_env=False,

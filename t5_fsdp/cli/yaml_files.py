@@ -57,6 +57,14 @@ def to_yaml(values: dict[str, Any]) -> str:
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
 
 
+def scalar(text: str) -> Any:
+    """The value that a text of the command line stands for, or the text where it is no YAML."""
+    try:
+        return yaml.load(text, _Loader)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return text
+
+
 def read_yaml(path: str, option: str = "--config ") -> tuple[dict[str, Any], dict[str, str]]:
     """Read a YAML mapping.
 

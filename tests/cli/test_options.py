@@ -29,9 +29,11 @@ def config_of(*argv: str, base: dict[str, Any] | None = None, **options: Any) ->
     return resolve(parse(*argv, **options), base)
 
 
-def problems_of(*argv: str, base: dict[str, Any] | None = None, **options: Any) -> list[str]:
+def problems_of(
+    *argv: str, base: dict[str, Any] | None = None, check_data: Any = None, **options: Any
+) -> list[str]:
     with pytest.raises(UserError) as caught:
-        config_of(*argv, base=base, **options)
+        resolve(parse(*argv, **options), base, check_data)
     return list(caught.value.problems)
 
 
@@ -81,6 +83,21 @@ def test_a_mapping_valued_option_is_replaced_whole(write) -> None:
     flag = '{"dropout_rate": 0.0}'
     config = config_of("--config", path, "--model.config", flag, base=base)
     assert config.model.config == {"dropout_rate": 0.0}
+
+
+def test_entries_of_a_mapping_go_into_what_the_layers_below_say(write) -> None:
+    path = write("model: {config: {d_ff: 8, d_kv: 4}}\n")
+    argv = ["--config", path, "--model.config.d_ff", "16", "--model.config.feed_forward_proj=relu"]
+    expected = {"d_ff": 16, "d_kv": 4, "feed_forward_proj": "relu"}
+    assert config_of(*argv).model.config == expected
+    whole = ["--model.config", '{"d_ff": 1, "num_layers": 2}']  # wherever it stands
+    found = config_of(*argv, *whole).model.config
+    assert found == {"d_ff": 16, "num_layers": 2, "feed_forward_proj": "relu"}
+    alone = config_of("--model.config.dropout_rate", "0.0")
+    assert alone.model.config == {"dropout_rate": 0.0}
+    assert "dropout_rate: 0.0" in dump_yaml(alone)
+    assert config_of(*argv[2:], base={"model": {"config": {"d_kv": 2}}}).model.config["d_kv"] == 2
+    assert "model.config is 3" in only_problem("--config", write("model: {config: 3}\n"), *argv[2:])
 
 
 def test_resolve_changes_none_of_its_layers(write) -> None:
@@ -229,6 +246,35 @@ def test_no_complaint_follows_from_a_value_that_was_not_read() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("dta: {source: files, path: x}\n", "unknown section dta; did you mean data?"),
+        ("eval: {every_steps: 3}\n", "unknown section eval; did you mean evaluation?"),
+        ("tokens: {micro_batch_tokens: 3}\n", "unknown section tokens; did you mean train?"),
+        ("zzz: {y: 3}\n", "unknown section zzz; the sections are model, data, parallel,"),
+    ],
+)
+def test_a_misspelt_section_is_one_problem(write, text: str, words: str) -> None:
+    # Nor is WikiHow asked for, which is the default of the section that is not there.
+    problem = only_problem("--config", write(text), check_data=lambda data: ["data.path is wrong"])
+    assert problem.startswith(words)
+
+
+def test_usage_names_the_command_as_it_was_called(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for called, usage in (
+        (["scripts/train.py", "--help"], "usage: train --config"),
+        (["/bin/t5-fsdp", "train", "--help"], "usage: t5-fsdp train --config"),
+        (["/x/t5_fsdp/__main__.py", "train", "--help"], "usage: t5-fsdp train --config"),
+    ):
+        monkeypatch.setattr("sys.argv", called)
+        with pytest.raises(SystemExit):
+            parse("--help", config_required=True)
+        assert capsys.readouterr().out.startswith(usage)
+
+
 def test_a_switch_alone_is_true() -> None:
     assert parse("--check", extra=EXTRA).own["check"] is True
     assert config_of("--parallel.explain", "--seed", "3").parallel.explain is True
@@ -263,7 +309,7 @@ def test_a_problem_of_the_base_says_so() -> None:
         (["--data.max-source-tokens", "5"], "did you mean --data.max_source_tokens?"),
         (["--zzzzzz", "x"], "unknown option --zzzzzz; --help lists all options"),
         (["--optimizer", "{}"], "optimizer is a section; give its options"),
-        (["--model.config.d_ff", "8"], "give model.config as one mapping"),
+        (["--model.config.d_ff"], "--model.config.d_ff needs a value"),
         (["-x"], "unknown option -x"),
         (["stray"], "'stray' belongs to no option"),
         (["--seed", "1", "2"], "'2' belongs to no option"),

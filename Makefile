@@ -17,7 +17,9 @@ BUILDING := $(VENV)/.building
 # One thread a process: two processes share the cores, and torchrun does not warn. A GPU would be
 # used by one process only.
 ON_CPU := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 CUDA_VISIBLE_DEVICES=
-TORCHRUN_CPU := $(ON_CPU) $(BIN)/torchrun --standalone --nproc_per_node 2
+# torchrun, without its own traceback behind our last word.
+TORCHRUN := $(BIN)/python -m t5_fsdp.cli.launcher --standalone
+TORCHRUN_CPU := $(ON_CPU) $(TORCHRUN) --nproc_per_node 2
 
 .PHONY: help setup demo train doctor test test-long test-exhaustive coverage lint docs clean
 
@@ -25,9 +27,10 @@ help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' \
 		| while IFS='|' read -r name text; do printf '  make %-15s %s\n' "$$name" "$$text"; done
 	@echo
-	@echo '  Variables: CONFIG=FILE.yaml (train), ARGS="--section.option value ..." (demo, train, doctor),'
-	@echo '             RUN_DIR=FOLDER (demo),'
-	@echo '             ARGS="pytest options" (test, test-long, coverage), PYTHON=/path/to/python3 (setup)'
+	@echo '  Variables: CONFIG=FILE.yaml (train), RUN_DIR=FOLDER (demo),'
+	@echo '             ARGS="--section.option value ..." (demo, train, doctor),'
+	@echo '             ARGS="pytest options" (test, test-long, coverage),'
+	@echo '             PYTHON=/path/to/python3 (setup)'
 
 setup: $(STAMP)  ## only make .venv, with what demo, tests and training need
 	@echo '$(VENV) is ready.'
@@ -48,17 +51,17 @@ $(STAMP): requirements.txt
 	@rm -f $(BUILDING)
 	@touch $(STAMP)
 
-demo: $(STAMP)  ## train a tiny T5 on two CPU processes and evaluate ROUGE (about two minutes)
+demo: $(STAMP)  ## train a tiny T5 on two CPU processes, then ROUGE
 	@case ' $(ARGS)' in *' --run_dir'*) \
 		echo 'error: give RUN_DIR=FOLDER to make demo instead of --run_dir in ARGS' >&2; exit 2;; esac
 	@$(TORCHRUN_CPU) scripts/train.py --config configs/demo.yaml --run_dir $(RUN_DIR) $(ARGS)
 	@$(TORCHRUN_CPU) scripts/eval_rouge.py --checkpoint $(RUN_DIR) --split test
 
-train: $(STAMP)  ## train with CONFIG on all GPUs of this machine
+train: $(STAMP)  ## train on all GPUs (CONFIG: configs/wikihow_t5_3b.yaml)
 	@$(BIN)/python -m t5_fsdp.cli.launch_check --config $(CONFIG) $(ARGS)
-	@$(BIN)/torchrun --standalone --nproc_per_node gpu scripts/train.py --config $(CONFIG) $(ARGS)
+	@$(TORCHRUN) --nproc_per_node gpu scripts/train.py --config $(CONFIG) $(ARGS)
 
-doctor: $(STAMP)  ## check whether this machine is fit for training, and say what to mend
+doctor: $(STAMP)  ## check whether this machine is fit for training
 	@$(BIN)/python scripts/doctor.py $(ARGS)
 
 test: $(STAMP)  ## run the test suite (up to ten minutes on two cores)
@@ -68,10 +71,10 @@ test-long: $(STAMP)  ## run the long tests
 	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m long $(ARGS) || { \
 		code=$$?; [ $$code -eq 5 ] || exit $$code; echo 'There are no long tests.'; }
 
-test-exhaustive: $(STAMP)  ## run the combinations that the other tests take samples of
+test-exhaustive: $(STAMP)  ## run what the other tests take samples of
 	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m exhaustive $(ARGS)
 
-coverage: $(STAMP)  ## lines that `make test` runs; fails under 90 % (half an hour on two cores)
+coverage: $(STAMP)  ## lines that make test runs, at least 90 % (half an hour)
 	@$(BIN)/coverage erase
 	@HF_HUB_OFFLINE=1 $(BIN)/coverage run -m pytest -m 'not long and not exhaustive' $(ARGS)
 	@$(BIN)/coverage combine --quiet
@@ -86,6 +89,6 @@ lint: $(STAMP)  ## ruff, import-linter and mypy
 docs: $(STAMP)  ## write docs/configuration.md anew from t5_fsdp/config.py
 	@$(BIN)/python -m t5_fsdp.cli.option_reference > docs/configuration.md
 
-clean:  ## remove .venv and the tools' caches; runs/ and data/ stay
+clean:  ## remove .venv and caches; runs/ and data/ stay
 	rm -rf $(VENV) .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage* build *.egg-info
 	find t5_fsdp scripts tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -278,7 +278,7 @@ def plan(
         config: of the run; its data need not be there.
         world_size: devices, one process each.
         devices_per_node: of one machine.
-        device: a100-40, a100-80, h100, h200, l4, a10g or cpu.
+        device: a100-40, a100-80, h100, h200, l4, a10g, v100-16, v100-32, t4 or cpu.
         device_memory_gib: of one device; None: as of `device`.
         source_tokens, target_tokens: mean tokens, for the time; None: of the prepared data, else
             the most that the configuration allows.

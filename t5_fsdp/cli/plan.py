@@ -26,7 +26,8 @@ _EXTRA = [
     Extra("devices_per_node", "Devices of one machine.", type=int, default=8),
     Extra("device", "Which device, for its memory and speed; cpu: what a run on the CPU keeps, "
           "without a time.",
-          type=Literal["a100-40", "a100-80", "h100", "h200", "l4", "a10g", "cpu"],
+          type=Literal["a100-40", "a100-80", "h100", "h200", "l4", "a10g", "v100-16", "v100-32",
+                       "t4", "cpu"],
           default="a100-40"),
     Extra("device_memory_gib", "Memory of a device in GiB; null: as of --device. 2 GiB of a GPU's "
           "are taken to be CUDA's, NCCL's and lost between blocks.", type=float | None),
@@ -324,6 +325,8 @@ class _Plan:
 
     def _time(self) -> dict[str, Any]:
         from t5_fsdp.cli import plan_tables as tables
+        from t5_fsdp.model.devices import has_bf16
+        from t5_fsdp.parallel.precision import emulated_bf16_warning
         from t5_fsdp.planning.step_time import step_time
 
         if self._device is None:
@@ -337,7 +340,10 @@ class _Plan:
         self._session.console.say(
             tables.time(time, workload, steps, hours, dollars, nodes, price, self._device)
         )
-        if self._run.parallel.cpu_offload:
+        parallel, name = self._run.parallel, self._device.name
+        if warning := emulated_bf16_warning(parallel, name, has_bf16(name)):
+            self._warn(f"{warning}. The time is that of float32 at best")
+        if parallel.cpu_offload:
             self._warn(
                 "the step takes longer: parallel.cpu_offload's copies and its optimizer on the CPU "
                 "are not counted"

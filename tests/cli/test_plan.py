@@ -43,6 +43,19 @@ def test_a_recipe_is_planned_without_anything_at_hand(pools: Any, tmp_path: Path
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_device_without_bf16_is_said(pools: Any, tmp_path: Path) -> None:
+    seconds = {}
+    for dtype in ("bf16", "fp16", "fp32"):
+        file = tmp_path / f"{dtype}.json"
+        argv = ["--config", ROOT / "configs/wikihow_t5_small.yaml", "--world_size", 1]
+        argv += ["--device", "t4", "--parallel.param_dtype", dtype, "--json", file]
+        code, out, err = plan(pools, *argv)
+        assert (code, err) == (0, "")
+        assert ("T4 has no bf16 of its own" in out) == (dtype == "bf16")
+        seconds[dtype] = json.loads(file.read_text())["compute_seconds"]
+    assert seconds["bf16"] == seconds["fp32"] == pytest.approx(seconds["fp16"] * 65 / 8.1)
+
+
 def test_what_does_not_fit_is_said_with_what_would(pools: Any, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     argv = [*RECIPE, "--model.name", "google-t5/t5-11b", "--json", file]
@@ -234,3 +247,22 @@ def refused(argv: list[str], device_bytes: int) -> str:
         except UserError as error:
             return str(error)
     return ""
+
+
+def test_every_device_is_a_value_of_the_option_and_a_row_of_the_page() -> None:
+    from typing import get_args
+
+    from t5_fsdp.cli.plan import _EXTRA
+    from t5_fsdp.model.devices import DEVICES
+
+    [option] = [extra for extra in _EXTRA if extra.name == "device"]
+    assert get_args(option.type) == (*DEVICES, "cpu")
+    page = (ROOT / "docs/planning.md").read_text(encoding="utf-8")
+    for name, device in DEVICES.items():
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
+        cells = [cell.strip() for cell in row.split("|")[1:-1]]
+        assert cells[2] == f"{device.memory_bytes / 2**30:.1f} GiB".replace(".0 ", " "), row
+        assert cells[3] == f"{device.memory_bandwidth / 1e9:,.0f}"
+        assert cells[4].split()[1] == f"{device.link_bandwidth / 1e9:.0f}"
+        assert cells[5] == device.node
+        assert float(cells[6].split()[0]) == pytest.approx(device.node_bandwidth / 1e9, abs=0.05)

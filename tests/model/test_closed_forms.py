@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from transformers import BartConfig, PegasusConfig, T5Config
 
-from t5_fsdp.model.devices import peak_flops
+from t5_fsdp.model.devices import has_bf16, peak_flops
 from t5_fsdp.model.flops import T5Shape, training_flops
 
 SHAPES = {
@@ -64,9 +64,20 @@ def test_a_bart_costs_what_a_t5_of_its_shape_does() -> None:
         ("NVIDIA H200", 989),
         ("NVIDIA H100 PCIe", 756),
         ("NVIDIA L4", 121),
+        ("Tesla V100-SXM2-16GB", 15.7),  # float32's: it has no bf16
+        ("Tesla V100-PCIE-32GB", 14),
+        ("Tesla T4", 8.1),
         ("NVIDIA L40S", None),
         ("CPU", None),
     ],
 )
 def test_peak_of_known_devices_alone(name: str, tera: float | None) -> None:
     assert peak_flops(name, "bf16") == (None if tera is None else tera * 1e12)
+
+
+def test_devices_without_bf16_have_their_tensor_cores_in_fp16_alone() -> None:
+    assert peak_flops("Tesla T4", "fp16") == 65e12
+    assert peak_flops("Tesla V100-SXM2-32GB", "fp16") == 125e12
+    assert peak_flops("Tesla V100-PCIE-32GB", "fp16") == 112e12
+    assert peak_flops("Tesla T4", "fp32", tf32=True) == peak_flops("Tesla T4", "fp32") == 8.1e12
+    assert not has_bf16("Tesla T4") and has_bf16("NVIDIA A100-SXM4-40GB")

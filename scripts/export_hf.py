@@ -5,8 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from t5_fsdp.cli.export_hf import main
-from t5_fsdp.distributed import leave
+from t5_fsdp.cli.dispatch import script
 
 if __name__ == "__main__":
-    leave(main(sys.argv[1:]))
+    script("export_hf")

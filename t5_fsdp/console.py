@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
+
+from t5_fsdp.errors import UserError
 
 _COLOURS = {"error": 31, "warning": 33, "done": 32}  # of ECMA-48
 
@@ -19,6 +22,23 @@ def paint(text: str, stream: TextIO) -> str:
     if label not in _COLOURS or not colon or not _is_terminal(stream):
         return text
     return f"\x1b[1;{_COLOURS[label]}m{label}:\x1b[0m{rest}"
+
+
+def print_out(text: str) -> None:
+    """A command's result on standard output.
+
+    Raises:
+        BrokenPipeError: nobody reads it any more (`| head`); what follows goes nowhere.
+        UserError: it can't be written, e.g. onto a full disk behind `>`.
+    """
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # What is left in the buffer must not fail again at the interpreter's end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise
+    except OSError as error:
+        raise UserError(f"standard output can't be written ({error.strerror})") from error
 
 
 class Console:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from t5_fsdp.console import print_out
 from t5_fsdp.errors import EXIT_DEFECT, EXIT_USER_ERROR, PeerFailed, UserError
 
 if TYPE_CHECKING:
@@ -93,7 +94,13 @@ def read_launch(environment: Mapping[str, str] | None = None) -> Launch:
 def print_once(text: str) -> None:
     """Print on one process only: under torchrun every rank reads the same command line."""
     if os.environ.get("RANK", "0") == "0":
-        print(text.rstrip("\n"), flush=True)
+        with contextlib.suppress(BrokenPipeError):  # `| head` has seen enough
+            print_out(text.rstrip("\n"))
+
+
+def wants_colours() -> bool:
+    """Unless the environment says otherwise; whether they are shown is up to the stream."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def end_with_launcher(launch: Launch) -> None:

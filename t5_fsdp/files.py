@@ -22,6 +22,21 @@ FILE_ERRORS = frozenset(
 )  # fmt: skip
 
 
+def as_user_error(error: BaseException) -> BaseException:
+    """A UserError for what a user can mend about a file or folder; anything else as it is."""
+    if isinstance(error, shutil.Error):  # of copying a folder: a list of (from, to, why)
+        return UserError(f"a folder can't be copied ({str(error)[:300]}); make room for it")
+    if not isinstance(error, OSError) or error.errno not in FILE_ERRORS | {errno.EMFILE}:
+        return error
+    # Of a move the second name is the one that the user gave.
+    what = error.filename2 or error.filename or "a file"
+    name = str(what) if len(str(what)) <= 200 else f"{str(what)[:200]}..."
+    return UserError(
+        f"{name} can't be read or written ({error.strerror}); make room, change what is in the "
+        "way, or give another path"
+    )
+
+
 def write_atomically(path: Path, texts: Iterable[str]) -> None:
     """Write UTF-8 text in one move: a reader, or a crash, sees the old file or the new one.
 

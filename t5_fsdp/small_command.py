@@ -1,16 +1,21 @@
-"""What is round a command that only reads files and prints: no ranks, no torch."""
+"""What is round a command that needs no ranks: its output, its errors, and signals."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
-import os
 import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
 from typing import NoReturn
 
+from t5_fsdp.console import paint, print_out
+from t5_fsdp.distributed import wants_colours
 from t5_fsdp.errors import EXIT_DONE, EXIT_USER_ERROR, UserError
+from t5_fsdp.files import as_user_error
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -19,29 +24,66 @@ class OneLineParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; --help shows the options")
 
+    def print_help(self, file: object = None) -> None:
+        """On standard output, whoever reads it."""
+        with contextlib.suppress(BrokenPipeError):
+            print_out(self.format_help().rstrip("\n"))
 
-def run_small(work: Callable[[], str]) -> int:
-    """Print what `work` returns; the exit code (0 done, 2 user error)."""
+
+class _Terminated(BaseException):
+    """SIGTERM came; like KeyboardInterrupt no `Exception`, so that only `finally` meets it."""
+
+
+def run_small(work: Callable[[], str | Iterable[str]]) -> int:
+    """Print what `work` returns, or what it gives bit by bit.
+
+    Returns:
+        the exit code: 0 done, 2 user error, 128 + its number for a signal.
+    """
     # A path, or a message about it, may hold what the terminal's encoding lacks.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        _print(work())
-    except UserError as error:
-        print(error.render(), file=sys.stderr)
-        return EXIT_USER_ERROR
+        with _terminated_by_an_exception():
+            made = work()
+            for text in [made] if isinstance(made, str) else made:
+                print_out(text)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except BrokenPipeError:  # `| head` has seen enough; nor must the interpreter's end try again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except _Terminated:
+        return 128 + signal.SIGTERM
+    except BrokenPipeError:  # `| head` has seen enough
+        return EXIT_DONE
+    except Exception as error:
+        told = as_user_error(error)
+        if not isinstance(told, UserError):
+            raise
+        print_error(told.render())
+        return EXIT_USER_ERROR
     return EXIT_DONE
 
 
-def _print(text: str) -> None:
+@contextlib.contextmanager
+def _terminated_by_an_exception() -> Iterator[None]:
+    """SIGTERM lets what is half done be taken back: a file being written, other processes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
     try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        raise
-    except OSError as error:  # a full disk behind `>`
-        raise UserError(f"standard output can't be written ({error.strerror})") from error
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def print_error(text: str) -> None:
+    """What `UserError.render` gives, or a traceback, on standard error if there is one."""
+    if sys.stderr is None:  # closed; print would take standard output instead
+        return
+    with contextlib.suppress(OSError):
+        print(paint(text, sys.stderr) if wants_colours() else text, file=sys.stderr, flush=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from t5_fsdp.cli.process import print_error
 from t5_fsdp.console import Console
+from t5_fsdp.small_command import print_error
 
 
 @pytest.mark.parametrize(

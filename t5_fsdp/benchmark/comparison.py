@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import importlib.util
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ from t5_fsdp.benchmark.workload import Workload
 from t5_fsdp.console import Console
 from t5_fsdp.distributed import CPU_KERNEL_CACHES
 from t5_fsdp.errors import UserError
+from t5_fsdp.packages import is_installed
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Contestant:
 
     def missing(self) -> str | None:
         """A package that it needs and that is not installed."""
-        return next((n for n in self.needs if importlib.util.find_spec(n) is None), None)
+        return next((n for n in self.needs if not is_installed(n)), None)
 
 
 CONTESTANTS: dict[str, Contestant] = {

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from t5_fsdp.checkpoint.listing import Listed, Listing, format_size, list_checkpoints
+from t5_fsdp.distributed import leave
 from t5_fsdp.errors import UserError
 from t5_fsdp.small_command import OneLineParser, run_small
 
@@ -90,4 +91,4 @@ def _age(seconds: float) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

@@ -15,6 +15,7 @@ from t5_fsdp.checkpoint.format import (
     COMPLETE,
     CONFIG,
     DAMAGED,
+    DamagedError,
     RunState,
     check_content,
     is_checkpoint,
@@ -35,10 +36,11 @@ class Listed:
     Attributes:
         age_seconds: since it was completed, else changed.
         num_bytes: of all its files.
-        status: complete; weights only: complete, without optimizer state; damaged; incomplete:
+        status: complete; weights only: complete, without optimizer state; damaged; not readable:
+            of another format, or not to be read for the moment, and perhaps sound; incomplete:
             without COMPLETE, so interrupted or being written; moved aside: by a run that has saved,
             or is to save, that step again.
-        problem: what is wrong with a damaged one.
+        problem: what is wrong with one that is damaged or not readable.
         scores: validation figures of its step.
         is_best: by the run's best_metric, among complete ones.
         is_next: `checkpoint.resume: auto` would go on from it.
@@ -113,7 +115,7 @@ def _find(folder: Path) -> list[Path]:
     """
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}; check the path")
-    if is_checkpoint(folder) or step_with_damaged(folder) is not None:
+    if is_checkpoint(folder) or (step_with_damaged(folder) is not None and not _is_run(folder)):
         return [folder]
     inner = folder / "checkpoints" if (folder / "checkpoints").is_dir() else folder
     found = [
@@ -124,6 +126,11 @@ def _find(folder: Path) -> list[Path]:
             f"{folder} holds no checkpoints; give a run's folder, or one checkpoint of it"
         )
     return sorted(found, key=lambda path: (step_with_damaged(path) or 0, path.name))
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether a run has written into it; such a folder may be called like a checkpoint."""
+    return any((folder / name).exists() for name in ("checkpoints", "metrics.jsonl", "status.json"))
 
 
 def _look_at(folder: Path, now: float, verify: bool) -> tuple[Listed, RunState | None]:
@@ -144,7 +151,9 @@ def _look_at(folder: Path, now: float, verify: bool) -> tuple[Listed, RunState |
             check_content(folder)
         state = read_plain_state(folder)
     except UserError as error:
-        listed.status, listed.problem = "damaged", str(error)
+        is_damaged = isinstance(error, DamagedError)
+        listed.status = "damaged" if is_damaged else "not readable"
+        listed.problem = str(error)
         return listed, None
     listed.step = state.step
     listed.scores = state.scores.get(str(state.step), {})
@@ -158,9 +167,17 @@ def _mark(
 ) -> None:
     """Say of one which is the best and of one which is next."""
     complete = [path for path in found if is_checkpoint(path) and step_of(path)]
+    # A run does not pass over one that may be sound.
+    newer = list(found.values())[list(found).index(newest) + 1 :]
+    is_blocked = any(listed.status == "not readable" for listed in newer)
     best = best_steps(states[newest].scores, metric, complete)[:1]
     for path, listed in found.items():
-        listed.is_next = path == newest and bool(step_of(path)) and not states[path].weights_only
+        listed.is_next = (
+            path == newest
+            and bool(step_of(path))
+            and not states[path].weights_only
+            and not is_blocked
+        )
         listed.is_best = path in states and [listed.step] == best
 
 

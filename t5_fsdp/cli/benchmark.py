@@ -14,12 +14,13 @@ import platform
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from t5_fsdp.cli import benchmark_modes
 from t5_fsdp.cli.process import Session, run
 from t5_fsdp.console import Console
 from t5_fsdp.errors import UserError
+from t5_fsdp.small_command import OneLineParser
 
 if TYPE_CHECKING:
     from t5_fsdp.benchmark.comparison import Outcome
@@ -37,13 +38,6 @@ _MODEL = {
     "num_heads": 4,
 }
 _RANDOM_EXAMPLES = 8192
-
-
-class _Parser(argparse.ArgumentParser):
-    """One line for a wrong option, as the other commands give it."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; see --help")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -71,7 +65,7 @@ def _benchmark(argv: Sequence[str], session: Session) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = OneLineParser(
         prog="benchmark",
         description="Measure this program and its peers on the same work, in turn.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

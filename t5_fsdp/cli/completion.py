@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import functools
 import importlib
 import shlex
 import typing
@@ -10,8 +12,8 @@ from typing import Any, Literal
 
 from t5_fsdp.cli import dispatch
 from t5_fsdp.cli.options import Extra, run_options
-from t5_fsdp.cli.process import print_error
-from t5_fsdp.errors import EXIT_DONE, EXIT_USER_ERROR, UserError
+from t5_fsdp.errors import UserError
+from t5_fsdp.small_command import run_small
 
 _USAGE = f"""usage: {dispatch.PROGRAM} completion bash|zsh|fish
 
@@ -21,19 +23,23 @@ Prints a script by which the shell completes commands, options and values:
   fish   {dispatch.PROGRAM} completion fish | source        in ~/.config/fish/config.fish"""
 
 
+# The values that an option may have, where there are few; None: it takes none.
+Choices = dict[str, list[str] | None]
+
+
 def main(argv: Sequence[str]) -> int:
     """Run the command; its exit code."""
+    return run_small(functools.partial(_script, argv))
+
+
+def _script(argv: Sequence[str]) -> str:
     makers = {"bash": _bash, "zsh": _zsh, "fish": _fish}
     if len(argv) == 1 and argv[0] in ("-h", "--help"):
-        print(_USAGE)
-        return EXIT_DONE
+        return _USAGE
     if len(argv) != 1 or argv[0] not in makers:
         given = " ".join(argv) or "nothing"
-        problem = f"completion got {given!r}; give one of {', '.join(makers)}"
-        print_error(UserError(problem).render())
-        return EXIT_USER_ERROR
-    print(makers[argv[0]](), end="")
-    return EXIT_DONE
+        raise UserError(f"completion got {given!r}; give one of {', '.join(makers)}")
+    return makers[argv[0]]()
 
 
 def _choices(kind: Any) -> list[str]:
@@ -49,22 +55,35 @@ def _choices(kind: Any) -> list[str]:
     return [value for part in found for value in part] + ["null"] * (has_null and any(found))
 
 
-def _run_choices() -> dict[str, list[str]]:
+def _run_choices() -> Choices:
     """The options of a run, with their values where there are few."""
     return {f"--{name}": _choices(kind) for name, kind in run_options().items()}
 
 
-def _own_choices() -> dict[str, dict[str, list[str]]]:
+def _own_choices() -> dict[str, Choices]:
     """Likewise by command, of those options that it alone has."""
-    own: dict[str, dict[str, list[str]]] = {}
+    # By convention a command gives the list _EXTRA to parse_layers, or argparse its _parser().
+    own: dict[str, Choices] = {}
     for name, command in dispatch.COMMANDS.items():
-        # By convention the list that a command gives to parse_layers.
-        extra: Sequence[Extra] = getattr(importlib.import_module(command.module), "_EXTRA", ())
+        module = importlib.import_module(command.module)
+        extra: Sequence[Extra] = getattr(module, "_EXTRA", ())
         own[name] = {f"--{item.name}": _choices(item.type) for item in extra}
-        own[name] |= {"--help": []}
+        if hasattr(module, "_parser"):
+            own[name] |= _of_parser(module._parser())
+        own[name] |= {"--help": None}
         if extra or command.module == "t5_fsdp.cli.prepare_data":
-            own[name] |= {"--config": [], "--print_config": []}
+            own[name] |= {"--config": [], "--print_config": None}
     return own
+
+
+def _of_parser(parser: argparse.ArgumentParser) -> Choices:
+    # argparse tells its options in no other way than by the text of --help.
+    return {
+        option: None if action.nargs == 0 else [str(choice) for choice in action.choices or ()]
+        for action in parser._actions
+        for option in action.option_strings
+        if option.startswith("--")
+    }
 
 
 def _with_run_options(own: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -105,8 +124,7 @@ _t5_fsdp() {{
     COMPREPLY=($(compgen -W "$words" -- "$current"))
   fi
 }}
-complete -o default -F _t5_fsdp {dispatch.PROGRAM}
-"""
+complete -o default -F _t5_fsdp {dispatch.PROGRAM}"""
 
 
 def _zsh() -> str:
@@ -126,11 +144,11 @@ def _fish() -> str:
         of_command = f"{start} -n '__fish_seen_subcommand_from {command}'"
         lines += [_fish_option(of_command, name, choices) for name, choices in options.items()]
     lines.append(f"{start} -n '__fish_seen_subcommand_from completion' -f -a 'bash zsh fish'")
-    return "\n".join([f"# {dispatch.PROGRAM} completion fish", *lines]) + "\n"
+    return "\n".join([f"# {dispatch.PROGRAM} completion fish", *lines])
 
 
-def _fish_option(start: str, name: str, choices: Sequence[str]) -> str:
-    if name in ("--help", "--print_config"):
+def _fish_option(start: str, name: str, choices: Sequence[str] | None) -> str:
+    if choices is None:
         return f"{start} -l {name[2:]}"
     values = f" -x -a {shlex.quote(' '.join(choices))}" if choices else " -r"
     return f"{start} -l {name[2:]}{values}"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -72,14 +73,28 @@ def main(argv: Sequence[str]) -> int:
 
 def entry() -> NoReturn:
     """The console script; the process ends here."""
-    leave(_main_or_exit(sys.argv[1:]))
+    _end(lambda: main(sys.argv[1:]))
 
 
-def _main_or_exit(argv: Sequence[str]) -> int:
+def script(name: str) -> NoReturn:
+    """The program of scripts/<name>.py; the process ends here."""
+    command = find(name)
+    assert command is not None
+    module = command.module
+    _end(lambda: importlib.import_module(module).main(sys.argv[1:]))
+
+
+def _end(work: Callable[[], int]) -> NoReturn:
     try:
-        return main(argv)
+        code = work()
     except SystemExit as done:  # after a command's --help
-        return done.code if isinstance(done.code, int) else EXIT_USER_ERROR
+        code = done.code if isinstance(done.code, int) else EXIT_USER_ERROR
+    except KeyboardInterrupt:  # while modules are imported
+        code = 128 + signal.SIGINT
+    except UserError as error:  # e.g. a full disk behind `--help >`
+        _print_error_once(error.render())
+        code = EXIT_USER_ERROR
+    leave(code)
 
 
 def find(name: str) -> Command | None:
@@ -115,7 +130,7 @@ def _version() -> str:
 
 
 def _print_error_once(text: str) -> None:
-    from t5_fsdp.cli.process import print_error
+    from t5_fsdp.small_command import print_error
 
     if read_launch().rank == 0:
         print_error(text)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
-import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from t5_fsdp.cli.machine_checks.finding import Finding, ok, problem
-from t5_fsdp.cli.options import Extra, Layers, parse_layers, resolve
+from t5_fsdp.cli.machine_checks.finding import Finding, note, ok, problem
+from t5_fsdp.cli.options import Extra, Layers, look_over, parse_layers
 from t5_fsdp.config import Config
-from t5_fsdp.errors import EXIT_DONE, EXIT_USER_ERROR, UserError
+from t5_fsdp.errors import UserError
+from t5_fsdp.small_command import run_small
 
 _EXTRA = [
     Extra(
@@ -26,26 +27,25 @@ _EXTRA = [
 
 def main(argv: Sequence[str]) -> int:
     """Run the checks; 0, or 2 when a problem was found."""
-    try:
-        layers = parse_layers(
-            argv,
-            command="doctor",
-            description="Check whether this machine is fit for training, and say what to mend; "
-            "with --config also what that configuration needs.",
-            extra=_EXTRA,
-        )
-        num_problems = 0
-        for finding in examine(layers):
-            print(as_text(finding), flush=True)
-            num_problems += finding.state == "problem"
-        if num_problems:
-            number = "1 problem" if num_problems == 1 else f"{num_problems} problems"
-            raise UserError(f"{number} to mend before a run, named above with what to do")
-    except UserError as error:
-        print(error.render(), file=sys.stderr)
-        return EXIT_USER_ERROR
-    print("nothing stands in the way of a run")
-    return EXIT_DONE
+    return run_small(functools.partial(_doctor, argv))
+
+
+def _doctor(argv: Sequence[str]) -> Iterator[str]:
+    layers = parse_layers(
+        argv,
+        command="doctor",
+        description="Check whether this machine is fit for training, and say what to mend; "
+        "with --config also what that configuration needs.",
+        extra=_EXTRA,
+    )
+    num_problems = 0
+    for finding in examine(layers):
+        yield as_text(finding)
+        num_problems += finding.state == "problem"
+    if num_problems:
+        number = "1 problem" if num_problems == 1 else f"{num_problems} problems"
+        raise UserError(f"{number} to mend before a run, named above with what to do")
+    yield "nothing stands in the way of a run"
 
 
 def examine(layers: Layers) -> Iterator[Finding]:
@@ -81,26 +81,34 @@ def examine(layers: Layers) -> Iterator[Finding]:
 
 
 def _read_config(layers: Layers) -> tuple[Config, list[Finding]]:
-    """The configuration as given, else the defaults; what is wrong with it and its data."""
+    """The configuration as far as it can be read, and what is wrong with it and its data."""
     from t5_fsdp.data.sources import source_problems
 
     has_config = bool(layers.files)
-    layers.print_config = False
-    try:
-        config = resolve(layers, check_data=source_problems if has_config else None)
-        findings = [ok("configuration", "sound, and its data files are there")] * has_config
-    except UserError as error:
-        has_config = False
-        config, findings = Config(), [problem("configuration", text) for text in error.problems]
-        run_dir = layers.flags.get("run_dir", layers.files.get("run_dir"))
-        if isinstance(run_dir, str) and run_dir:
-            config.run_dir = run_dir
-    if not has_config:
+    found = look_over(layers, check_data=source_problems if has_config else None)
+    config = found.config
+    findings = [problem("configuration", text) for text in found.problems]
+    if found.in_doubt:
+        findings.append(
+            note(
+                "configuration",
+                f"what can't be read has its default in all that follows: {_few(found.in_doubt)}",
+            )
+        )
+    if has_config and not findings:
+        findings = [ok("configuration", "sound, and its data files are there")]
+    is_given = has_config or "name" in layers.flags.get("model", {})
+    if not is_given or "model.name" in found.in_doubt:
         config.model.name = None  # that of the defaults is nobody's
     return config, findings
 
 
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MOST_NAMES]) + (" ..." if len(names) > _MOST_NAMES else "")
+
+
 _SUBJECT_WIDTH = 15
+_MOST_NAMES = 5  # of options, in a line
 
 
 def as_text(finding: Finding) -> str:

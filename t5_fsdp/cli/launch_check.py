@@ -10,17 +10,19 @@ from collections.abc import Sequence
 
 from t5_fsdp.cli.options import Extra, parse_layers, resolve
 from t5_fsdp.data.sources import source_problems
-from t5_fsdp.errors import EXIT_DONE, EXIT_USER_ERROR, UserError
+from t5_fsdp.distributed import leave
+from t5_fsdp.errors import UserError
+from t5_fsdp.small_command import run_small
 
 
 def main(argv: Sequence[str]) -> int:
     """Check a configuration, its data and the machine; returns the exit code."""
-    try:
+
+    def check() -> list[str]:
         check_launch(argv)
-    except UserError as error:
-        print(error.render(), file=sys.stderr)
-        return EXIT_USER_ERROR
-    return EXIT_DONE
+        return []
+
+    return run_small(check)
 
 
 def check_launch(argv: Sequence[str]) -> None:
@@ -59,4 +61,4 @@ def check_launch(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

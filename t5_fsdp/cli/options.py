@@ -169,8 +169,8 @@ def parse_layers(
         # and no checkpoint's configuration that the command has yet to read.
         complete = config_required and bool(scan.config_files) and not file_problems
         merged = _merge(layers.files, layers.flags)
-        _, more = _check(merged, layers.origins, check_values=complete)
-        raise UserError(*problems, *more)
+        more = _check(merged, layers.origins, check_values=complete)
+        raise UserError(*problems, *more.problems)
     return layers
 
 
@@ -195,6 +195,38 @@ def resolve(
         UserError: lists every unknown option, wrong type, impossible value and missing file.
         SystemExit: code 0, after `--print_config` has printed the configuration.
     """
+    found = look_over(layers, base, check_data, own_metrics)
+    if found.problems:
+        raise UserError(*found.problems)
+    if layers.print_config:
+        print_once(dump_yaml(found.config))
+        raise SystemExit(EXIT_DONE)
+    return found.config
+
+
+@dataclass(frozen=True)
+class Found:
+    """What `look_over` makes of a configuration that may have problems.
+
+    Attributes:
+        config: the values as they were given, the impossible ones too; the default of what can't
+            be read.
+        problems: a line each.
+        in_doubt: dotted names of the options that may have been given but can't be read.
+    """
+
+    config: Config
+    problems: list[str]
+    in_doubt: list[str]
+
+
+def look_over(
+    layers: Layers,
+    base: dict[str, Any] | None = None,
+    check_data: Callable[[DataConfig], Sequence[str]] | None = None,
+    own_metrics: Collection[str] | None = (),
+) -> Found:
+    """As `resolve`, for who can go on with what there is: the problems are returned."""
     base = base or {}
     origins = dict.fromkeys(_names(base), "the checkpoint's configuration")
     for name in _names(layers.files):
@@ -206,20 +238,11 @@ def resolve(
     merged = _merge(_merge(base, layers.files), layers.flags)
     if own_metrics is not None:  # the checkpoint was trained by a program that has it
         own_metrics = {*own_metrics, (base.get("evaluation") or {}).get("best_metric", "")}
-    config, problems = _check(
-        merged,
-        origins,
-        check_values=True,
-        # What is printed may be meant for a machine that has the data.
-        check_data=None if layers.print_config else check_data,
-        own_metrics=own_metrics,
+    # What is printed may be meant for a machine that has the data.
+    check_data = None if layers.print_config else check_data
+    return _check(
+        merged, origins, check_values=True, check_data=check_data, own_metrics=own_metrics
     )
-    if problems:
-        raise UserError(*problems)
-    if layers.print_config:
-        print_once(dump_yaml(config))
-        raise SystemExit(EXIT_DONE)
-    return config
 
 
 def nest(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -513,8 +536,8 @@ def _check(
     check_values: bool,
     check_data: Callable[[DataConfig], Sequence[str]] | None = None,
     own_metrics: Collection[str] | None = (),
-) -> tuple[Config, list[str]]:
-    """Build the configuration and list the problems; what is wrong keeps its default."""
+) -> Found:
+    """Build the configuration and list the problems; what can't be read keeps its default."""
     given, unsettled, problems = _flatten(merged, origins)
     # A default written as 3 is 3.0 as well, so that what is printed does not depend on its source.
     values = {
@@ -536,7 +559,7 @@ def _check(
         if not any(_mentions(problem, name) for name in unsettled):
             leading = re.match(r"[\w.]*\w", problem)
             problems.append(problem + _place(leading[0] if leading else "", origins))
-    return config, problems
+    return Found(config, problems, [name for name in _options() if name in unsettled])
 
 
 def _flatten(

@@ -7,10 +7,7 @@ else's program: the result is returned, errors are raised.
 from __future__ import annotations
 
 import contextlib
-import errno
 import gc
-import os
-import shutil
 import sys
 import time
 import traceback
@@ -19,8 +16,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from t5_fsdp.console import Console, paint
-from t5_fsdp.distributed import Launch, World, end_with_launcher, enter_world, read_launch
+from t5_fsdp.console import Console
+from t5_fsdp.distributed import (
+    Launch,
+    World,
+    end_with_launcher,
+    enter_world,
+    read_launch,
+    wants_colours,
+)
 from t5_fsdp.errors import (
     EXIT_DEFECT,
     EXIT_DONE,
@@ -30,8 +34,9 @@ from t5_fsdp.errors import (
     Preempted,
     UserError,
 )
-from t5_fsdp.files import FILE_ERRORS
+from t5_fsdp.files import as_user_error
 from t5_fsdp.interruption import Interruption
+from t5_fsdp.small_command import print_error
 
 T = TypeVar("T")
 
@@ -108,7 +113,9 @@ def run(command: Callable[[Session], None], *, results_on_stdout: bool = False) 
             return EXIT_USER_ERROR
         end_with_launcher(launch)
         stream = sys.stderr if results_on_stdout else None
-        console = Console(launch.rank == 0, stream, colours=_colours())
+        # Without a standard error its lines would be taken for results.
+        quiet = results_on_stdout and stream is None
+        console = Console(launch.rank == 0, stream, quiet, wants_colours())
         session = Session(launch, interruption, console)
         try:
             command(session)
@@ -148,7 +155,7 @@ def call(command: Callable[[Session], T], *, quiet: bool = False) -> T:
         launch = read_launch()
         _refuse_a_second_group()
         end_with_launcher(launch)
-        console = Console(launch.rank == 0, quiet=quiet, colours=_colours())
+        console = Console(launch.rank == 0, quiet=quiet, colours=wants_colours())
         session = Session(launch, interruption, console)
         try:
             result = command(session)
@@ -205,15 +212,6 @@ def _disconnect(session: Session) -> None:
         session.world.disconnect()
 
 
-def print_error(text: str) -> None:
-    """What `UserError.render` gives, or a traceback, on standard error."""
-    print(paint(text, sys.stderr) if _colours() else text, file=sys.stderr, flush=True)
-
-
-def _colours() -> bool:
-    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
 def _fail(
     session: Session, error: BaseException, tell: Callable[[str], None]
 ) -> tuple[BaseException, int]:
@@ -233,7 +231,7 @@ def _fail(
         return peer, peer.exit_code
     if isinstance(error, Preempted):
         return error, _preempted(session, str(error))
-    error = _as_user_error(error)
+    error = as_user_error(error)
     code = EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_DEFECT
     absent = _absent_ranks(session, error)
     if not session.speaks(code, error):
@@ -257,20 +255,6 @@ def _absent_ranks(session: Session, error: BaseException) -> list[int]:
     if session.world is None or not isinstance(error, RuntimeError):
         return []
     return session.world.absent_ranks(_SECONDS_FOR_THE_OTHERS)
-
-
-def _as_user_error(error: BaseException) -> BaseException:
-    if isinstance(error, shutil.Error):  # of copying a folder: a list of (from, to, why)
-        return UserError(f"a folder can't be copied ({str(error)[:300]}); make room for it")
-    if not isinstance(error, OSError) or error.errno not in FILE_ERRORS | {errno.EMFILE}:
-        return error
-    # Of a move the second name is the one that the user gave.
-    what = error.filename2 or error.filename or "a file"
-    name = str(what) if len(str(what)) <= 200 else f"{str(what)[:200]}..."
-    return UserError(
-        f"{name} can't be read or written ({error.strerror}); make room, change what is in the "
-        "way, or give another path"
-    )
 
 
 def _preempted(session: Session, message: str) -> int:

@@ -27,6 +27,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _report(argv: Sequence[str]) -> str:
     options = _parser().parse_args(argv)
+    if "" in options.run:
+        raise UserError("--run is empty; give the folder of a run (its run_dir)")
     folders = [Path(folder) for folder in options.run]
     written = write_report(folders, None if options.output is None else Path(options.output))
     return f"report: {written}"
@@ -80,6 +82,8 @@ def _check_output(path: Path) -> None:
     """Refuse to replace what is no report."""
     if path.is_dir():
         raise UserError(f"--output {path} is a folder; give a file, e.g. {path / REPORT}")
+    if os.path.islink(os.path.realpath(path)):
+        raise UserError(f"--output {path} is a link that leads to itself; give another one")
     if not path.exists():
         return
     if not path.is_file():
@@ -89,7 +93,7 @@ def _check_output(path: Path) -> None:
             head = file.read(_HEAD_BYTES)
     except OSError as error:
         raise UserError(f"{path} can't be read ({error.strerror}); give another --output") from None
-    if head and f'content="{GENERATOR}"'.encode() not in head:
+    if f'content="{GENERATOR}"'.encode() not in head:
         raise UserError(f"{path} exists and is no report; move it away, or give another --output")
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
+import os
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +20,12 @@ from t5_fsdp.checkpoint.retention import best_steps
 from t5_fsdp.config import EvaluationConfig
 from t5_fsdp.errors import UserError
 
+# Well beyond float32, in which a run computes.
+_LARGEST, _SMALLEST = 1e60, 1e-60
 Row = Mapping[str, Any]
 Curve = list[tuple[int, float | None]]  # (step, value); None where it is not known or not finite
 
+_TEXT_TAG = "tag:yaml.org,2002:str"
 METRICS = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L", "rougeLsum": "ROUGE-Lsum"}
 
 
@@ -119,8 +125,8 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     Raises:
         UserError: one is no run's folder, or a file in it can't be read.
     """
-    different = list({folder.resolve(): folder for folder in folders}.values())
-    names = _names([folder.resolve() for folder in different])
+    different = list({_real(folder): folder for folder in folders}.values())
+    names = _names([_real(folder) for folder in different])
     return [read_run(folder, name) for folder, name in zip(different, names, strict=True)]
 
 
@@ -134,7 +140,7 @@ def read_run(folder: Path, name: str | None = None) -> Run:
     rows = _read_metrics(folder / "metrics.jsonl")
     return Run(
         folder,
-        folder.resolve().name if name is None else name,
+        _real(folder).name if name is None else name,
         config=_read_config(folder / "config.yaml"),
         status=_read_object(folder / "status.json"),
         environment=_read_object(folder / "environment.json"),
@@ -147,6 +153,11 @@ def read_run(folder: Path, name: str | None = None) -> Run:
     )
 
 
+def _real(folder: Path) -> Path:
+    """As Path.resolve, which raises on links that go round in a circle."""
+    return Path(os.path.realpath(folder))
+
+
 def curve(rows: Iterable[Row], name: str) -> Curve:
     """A figure by step; empty where no row has it."""
     points = [(row["step"], as_number(row.get(name))) for row in rows]
@@ -154,10 +165,15 @@ def curve(rows: Iterable[Row], name: str) -> Curve:
 
 
 def as_number(value: Any) -> float | None:
-    """The value if it is a finite number."""
+    """The value if it is a number that a run may have; None for NaN and for what is beyond.
+
+    Products and sums of such numbers stay finite; what is smaller than any of them is 0.
+    """
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     # An integer may be larger than any float.
-    return value if is_number and abs(value) <= 1e300 else None
+    if not is_number or not abs(value) <= _LARGEST:
+        return None
+    return value if abs(value) >= _SMALLEST else 0.0
 
 
 def as_mapping(value: Any) -> dict[str, Any]:
@@ -205,8 +221,11 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 
 def _read_bytes(path: Path) -> bytes | None:
+    """Of a regular file, without a mark of byte order; None where there is none."""
     try:
-        return path.read_bytes()
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would keep its reader waiting
+            raise UserError(f"{path} is no regular file; move it away")
+        return path.read_bytes().removeprefix(codecs.BOM_UTF8)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -232,12 +251,28 @@ def _read_object(path: Path) -> dict[str, Any]:
     return value
 
 
+class _PlainLoader(yaml.SafeLoader):
+    """Refuses what a run never writes, and what takes a page apart: loops, and keys but text."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()
+            raise yaml.YAMLError(f"line {event.start_mark.line + 1} has an alias")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        for key, _ in node.value:
+            if key.tag != _TEXT_TAG:
+                raise yaml.YAMLError(f"line {key.start_mark.line + 1} has a name that is no text")
+        return super().construct_mapping(node, deep)
+
+
 def _read_config(path: Path) -> dict[str, Any]:
     content = _read_bytes(path)
     if content is None:
         return {}
     try:
-        value = yaml.safe_load(content.decode("utf-8"))
+        value = yaml.load(content.decode("utf-8"), Loader=_PlainLoader)
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"{path} is not YAML ({error}); mend it, or move it away") from error
     if not isinstance(value, dict):
@@ -287,10 +322,14 @@ def _of_kind(rows: Iterable[dict[str, Any]], kind: str) -> list[Row]:
 def _read_evaluations(folder: Path) -> list[Evaluated]:
     found = []
     for path in folder.glob("*/*/rouge.json"):
+        inner = path.parent
+        try:
+            written = path.stat().st_mtime
+        except OSError:
+            continue
         rouge = _read_object(path)
         if not rouge:
             continue  # deleted meanwhile, to be written anew
-        inner = path.parent
         found.append(
             Evaluated(
                 split=inner.name,
@@ -299,7 +338,7 @@ def _read_evaluations(folder: Path) -> list[Evaluated]:
                 folder=inner,
                 rouge=rouge,
                 comparison=_read_object(inner / "comparison.json") or None,
-                written=path.stat().st_mtime,
+                written=written,
             )
         )
     return sorted(found, key=lambda item: (item.written, item.label, item.split))

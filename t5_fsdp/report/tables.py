@@ -101,7 +101,7 @@ def checkpoints_of(run: Run) -> Markup:
         rows.append(
             [
                 f"{step:,}",
-                ", ".join([status, *marks]),
+                _with_note(", ".join([status, *marks]), item.problem if item else None),
                 MISSING if written is None else format_size(written),
                 *(MISSING if seconds is None else duration(seconds) for seconds in times),
                 MISSING if score is None else f"{score:.3f}" if metric == "loss" else points(score),
@@ -112,6 +112,10 @@ def checkpoints_of(run: Run) -> Markup:
     title = "validation loss" if metric == "loss" else METRICS[metric]
     head = ["step", "state", "size", "written in", "training waited", title]
     return table(head, rows, "Checkpoints", texts=2)
+
+
+def _with_note(text: str, note: str | None) -> Markup:
+    return join([text, tag("div", note, class_="note") if note else None])
 
 
 def environment_of(run: Run) -> Markup:

@@ -56,6 +56,26 @@ def listed(capsys: Any, *argv: Any) -> dict[str, Any]:
     return json.loads(capsys.readouterr().out)
 
 
+def test_what_may_be_sound_is_not_called_damaged(run_dir: Path, capsys: Any) -> None:
+    folder = make_checkpoint(run_dir, 600, {})
+    marker = json.loads((folder / "COMPLETE").read_text())
+    marker.pop("digest")
+    (folder / "COMPLETE").write_text(json.dumps(marker | {"format_version": 99}))
+    last = listed(capsys, run_dir)["checkpoints"][-1]
+    assert (last["step"], last["status"]) == (600, "not readable")
+    assert "is a checkpoint of format 99" in last["problem"]
+    # Nor is it passed over when a run goes on.
+    assert not any(row["is_next"] for row in listed(capsys, run_dir)["checkpoints"])
+
+
+def test_a_run_may_be_called_like_a_checkpoint(tmp_path: Path, capsys: Any) -> None:
+    run_dir = tmp_path / "step-00000007"
+    make_checkpoint(run_dir, 100, {})
+    assert [row["step"] for row in listed(capsys, run_dir)["checkpoints"]] == [100]
+    assert [row["step"] for row in listed(capsys, run_dir / "checkpoints/step-00000100")[
+        "checkpoints"]] == [100]  # fmt: skip
+
+
 def test_state_scores_best_and_next(run_dir: Path, capsys: Any) -> None:
     found = listed(capsys, run_dir)
     rows = [(row["step"], row["status"], row["is_best"], row["is_next"])

@@ -84,6 +84,9 @@ def test_bash_completes(tmp_path: Path) -> None:
     assert complete("t5-fsdp train --parallel.compile t", tmp_path) == {"true"}
     assert complete("t5-fsdp train --train.epochs ", tmp_path) == set()  # bash offers files
     assert complete("t5-fsdp completion f", tmp_path) == {"fish"}
+    assert complete("t5-fsdp report --r", tmp_path) == {"--run"}
+    assert complete("t5-fsdp checkpoints --v", tmp_path) == {"--verify"}
+    assert complete("t5-fsdp benchmark --mode g", tmp_path) == {"generate"}
 
 
 def test_other_shells_get_the_same_options(capsys: Any) -> None:
@@ -91,6 +94,7 @@ def test_other_shells_get_the_same_options(capsys: Any) -> None:
         assert completion([shell]) == 0
         script = capsys.readouterr().out
         assert "train.epochs" in script and "fsdp2 fsdp1 ddp" in script
+        assert "verify" in script and ("-l verify -r" not in script)
     assert completion(["tcsh"]) == 2 and completion([]) == 2
     assert "give one of bash, zsh, fish" in capsys.readouterr().err
 

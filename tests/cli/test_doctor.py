@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from t5_fsdp.cli import doctor
-from t5_fsdp.cli.machine_checks import limits, network, software, storage
+from t5_fsdp.cli.machine_checks import gpus, limits, network, software, storage
 from t5_fsdp.cli.machine_checks.finding import GIB, Finding, problem
 from t5_fsdp.cli.machine_checks.gpus import Gpu, GpuFacts, gather_gpu_facts, judge_gpus
 from t5_fsdp.config import Config, ParallelConfig
@@ -33,7 +33,7 @@ def states(findings: list[Finding]) -> list[tuple[str, str]]:
 
 
 def p4d(**changes: Any) -> GpuFacts:
-    facts = {"gpus": [A100] * 8, "driver": "580.1", "num_of_driver": 8, "cuda": "13.0",
+    facts = {"gpus": [A100] * 8, "driver": "580.1", "num_gpus_of_driver": 8, "cuda": "13.0",
              "nccl": "2.29"}  # fmt: skip
     return GpuFacts(**{**facts, **changes})
 
@@ -56,7 +56,7 @@ def test_a_p4d_node_is_fit() -> None:
         (p4d(gpus=[A100] * 4, hidden_by="0,1,2,3"), "note", "CUDA_VISIBLE_DEVICES=0,1,2,3"),
         (p4d(gpus=[A100] * 7 + [V100]), "note", "they differ"),
         (p4d(gpus=[V100] * 8), "problem", "fp32"),
-        (p4d(without_access=3), "note", "3 pairs"),
+        (p4d(num_pairs_without_access=3), "note", "3 pairs"),
         (
             p4d(gpus=[A100] * 7 + [Gpu(A100.name, 40 * GIB, 10 * GIB, True)]),
             "problem",
@@ -140,9 +140,9 @@ def test_locked_memory_counts_beside_adapters_alone() -> None:
 
 
 def test_the_memory_of_a_container(tmp_path: Path) -> None:
-    assert limits.memory_limit(tmp_path) is None
+    assert limits.memory_limit_bytes(tmp_path) is None
     (tmp_path / "memory.max").write_text("max\n")
-    assert limits.memory_limit(tmp_path) is None
+    assert limits.memory_limit_bytes(tmp_path) is None
     (tmp_path / "memory.max").write_text(f"{GIB}\n")
     found = limits.check_memory(8, tmp_path)
     assert found.state == "problem" and found.text.startswith("1.0 GiB for this container, of ")
@@ -303,6 +303,79 @@ def test_a_missing_file_and_an_impossible_option_are_problems(
     text = " ".join(captured.out.split())
     assert "problem configuration" in text and "gone.jsonl" in text and "train.epochs" in text
     assert "peer" not in captured.out
+
+
+def test_a_problem_of_the_configuration_does_not_hide_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    config = tmp_path / "c.yaml"
+    config.write_text(
+        f"run_dir: {tmp_path / 'mine'}\nmodel: {{name: nobody/has-this}}\n"
+        "train: {epochs: 0}\nparallel: {compile: true}\n"
+        "data: {source: files, train_files: [gone.jsonl]}\n"
+    )
+    argv = ["--config", str(config), "--peers", "false"]
+    assert doctor.main(argv) == 2
+    text = " ".join(capsys.readouterr().out.split())
+    assert "gone.jsonl does not exist" in text and "train.epochs is 0" in text
+    assert "needs a C++ compiler" in text and f"free at {tmp_path / 'mine'}" in text
+    assert "model.name nobody/has-this is not in the cache" in text
+    assert "has its default" not in text
+
+    assert doctor.main([*argv, "--seed", "x", "--model.config", "3"]) == 2
+    text = " ".join(capsys.readouterr().out.split())
+    assert "has its default in all that follows: seed, model.config" in text
+    assert "needs a C++ compiler" in text and "nobody/has-this" in text
+
+
+def test_a_model_that_can_not_be_is_a_problem(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a b", "x--y", "m" * 300):
+        assert doctor.main(["--model.name", name, "--peers", "false"]) == 2
+        assert "is neither a folder nor a name" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_run_dir_that_can_not_be_made(tmp_path: Path) -> None:
+    for run_dir in (
+        tmp_path / ("x" * 300),
+        tmp_path / "a" / ("x" * 300),
+        Path("/".join(["y"] * 3000)),
+    ):
+        found = storage.check_run_dir(run_dir)
+        assert ("problem", "run_dir") in states(found), found
+        assert all(len(finding.text) < 400 for finding in found)
+    assert storage.check_run_dir(Path("a\0b"))[0].state == "problem"
+    assert storage.check_run_dir(tmp_path / "new/../../up")[0].state != "problem"
+    assert not list(tmp_path.iterdir()) and not (tmp_path.parent / "up").exists()
+
+
+def test_a_folder_that_may_not_be_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> Any:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "lstat", refuse)  # root may search anything
+    [found] = storage.check_run_dir(tmp_path)
+    assert found.state == "problem" and "(Permission denied)" in found.text
+
+
+def test_odd_bytes_of_the_system_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts, inner = tmp_path / "mounts", tmp_path / "a\tb\\c"
+    inner.mkdir()
+    name = str(inner).replace("\\", "\\134").replace("\t", "\\011").encode()
+    mounts.write_bytes(b"x / ext4 rw\n\nx\ny /mnt/\xff xfs\nz " + name + b" tmpfs rw 0 0\n")
+    assert storage.file_system(inner, mounts) == "tmpfs"
+    assert storage.file_system(tmp_path, mounts) == "ext4"
+
+    (tmp_path / "memory.max").write_bytes(b"\xff\n")
+    assert limits.memory_limit_bytes(tmp_path) is None
+
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\nprintf '580\\377.1\\n'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert gpus._ask_driver() == ["580\ufffd.1"]
 
 
 def test_a_long_finding_is_folded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,6 +76,27 @@ def test_bad_runs_are_refused(make_run, tmp_path: Path, capsys) -> None:
     assert "line 1 is no row" in refusal(capsys, "--run", folder)
 
 
+def test_paths_that_can_not_be_are_a_line(make_run, tmp_path: Path, capsys) -> None:
+    folder, loop, long = make_run(), tmp_path / "loop", "x" * 300
+    loop.symlink_to("loop")
+    assert "does not exist" in refusal(capsys, "--run", loop)
+    assert "File name too long" in refusal(capsys, "--run", long)
+    assert "does not exist" in refusal(capsys, "--run", folder, loop)
+    assert "File name too long" in refusal(capsys, "--run", folder, "--output", long)
+    assert "--output" in refusal(capsys, "--run", folder, "--output", loop)
+    assert "is empty" in refusal(capsys, "--run", "")
+    assert main(["--run", str(folder), "--output", str(tmp_path / ("y" * 250))]) == 2
+
+
+def test_a_folder_that_may_not_be_searched_is_a_line(make_run, capsys, monkeypatch) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    folder = make_run()
+    monkeypatch.setattr(Path, "is_dir", refuse)  # root may search anything
+    assert "can't be read or written (Permission denied)" in refusal(capsys, "--run", folder)
+
+
 def test_help_needs_no_torch() -> None:
     program = (
         "import sys\nfrom t5_fsdp.cli.report import main\n"

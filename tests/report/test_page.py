@@ -222,6 +222,19 @@ def test_checkpoints_are_kept_or_pruned(make_run) -> None:
     assert "100 pruned, best validation" in text and "200 incomplete 34.0 GB" in text
 
 
+def test_what_is_wrong_with_a_checkpoint_is_said(make_run) -> None:
+    folder = make_run(rows=[save_row(200)])
+    checkpoint = folder / "checkpoints" / "step-00000200"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "COMPLETE").write_text('{"format_version": 99}')
+    text = text_of(page_of(folder))
+    assert "200 not readable" in text and "is a checkpoint of format 99" in text
+    assert "damaged" not in text
+    (checkpoint / "COMPLETE").write_text("{}")
+    text = text_of(page_of(folder))
+    assert "200 damaged" in text and "does not have the content" in text
+
+
 def test_warnings_of_the_audit_come_first(make_run) -> None:
     text = text_of(page_of(make_run()))
     assert text.index("30 % of the sources are cut") < text.index("train 1,010 1,000 10 2")

@@ -22,6 +22,7 @@ import pytest
 from t5_fsdp.config import LoggingConfig
 from t5_fsdp.console import Console
 from t5_fsdp.errors import UserError
+from t5_fsdp.packages import is_installed
 from t5_fsdp.training.trackers import trackers as module
 from t5_fsdp.training.trackers.mlflow_runs import MlflowRuns
 from t5_fsdp.training.trackers.tensorboard_events import TensorBoardEvents
@@ -88,6 +89,29 @@ def test_a_tracker_that_fails_is_told_of_once_and_leaves_the_others_alone(tmp_pa
     assert "memory has failed (no route to host)" in line and "metrics.jsonl" in line
 
 
+class Panic(BaseException):
+    """As of a package written in Rust."""
+
+
+@pytest.mark.parametrize(
+    ("error", "words"), [(SystemExit(1), "SystemExit: 1"), (Panic(), "Panic: Panic")]
+)
+def test_a_tracker_that_would_end_the_program_is_told_of_as_well(
+    tmp_path: Path, error: BaseException, words: str
+) -> None:
+    def end() -> None:
+        raise error
+
+    stream = io.StringIO()
+    trackers = Trackers([Memory(end)], tracked_run(tmp_path), Console(stream=stream))
+    trackers.log(1, {"loss": 1.0})
+    trackers._senders[0].join(20)
+    trackers.log(2, {"loss": 1.0})
+    trackers.finish("finished")
+    [line] = [line for line in stream.getvalue().splitlines() if line.startswith("warning")]
+    assert f"memory has failed ({words})" in line
+
+
 def test_a_tracker_that_has_failed_gathers_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +161,19 @@ def test_an_absent_package_is_a_line_each(monkeypatch: pytest.MonkeyPatch) -> No
         "logging.trackio is true, but the package trackio is not installed here; `pip install "
         "trackio`, or set logging.trackio: false",
     )
+
+
+def test_a_folder_called_like_a_package_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "trackio").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")
+    if is_installed("trackio"):
+        pytest.skip("trackio is installed")
+    with pytest.raises(UserError, match="not installed here"):
+        check_trackers(LoggingConfig(trackio=True))
+    assert is_installed("json") and is_installed("sys") and not is_installed("no_such_package")
 
 
 def test_it_is_said_before_anything_is_written(pools: Any, corpus: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from t5_fsdp.distributed import pick_device, read_launch
+from t5_fsdp.distributed import end_with_launcher, pick_device, read_launch
 
 _ROUNDS = 5
 _TIMEOUT_SECONDS = 60.0
@@ -41,7 +41,9 @@ def main(result: Path) -> None:
     """Measure, and write the result on rank 0."""
     from datetime import timedelta
 
-    device = pick_device(read_launch())
+    launch = read_launch()
+    end_with_launcher(launch)  # torchrun's processes outlive it otherwise
+    device = pick_device(launch)
     on_gpu = device.type == "cuda"
     dist.init_process_group(
         "nccl" if on_gpu else "gloo",

@@ -7,6 +7,7 @@ from typing import Literal
 
 State = Literal["ok", "note", "problem"]
 GIB = 2**30
+_LONGEST_TEXT = 200
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,20 @@ class Finding:
 
 
 def ok(subject: str, text: str) -> Finding:
+    """All is well."""
     return Finding("ok", subject, text)
 
 
 def note(subject: str, text: str) -> Finding:
+    """Worth knowing; a run goes on all the same."""
     return Finding("note", subject, text)
 
 
 def problem(subject: str, text: str) -> Finding:
+    """To be mended before a run; the text says how."""
     return Finding("problem", subject, text)
+
+
+def shorten(text: str) -> str:
+    """A path, or another text that a user gave, as a line can hold it."""
+    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}..."

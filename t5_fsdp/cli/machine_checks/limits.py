@@ -7,8 +7,8 @@ from pathlib import Path
 
 from t5_fsdp.cli.machine_checks.finding import GIB, Finding, note, ok, problem
 
-_LEAST_OPEN_FILES = 1024
-_LEAST_MEMORY_PER_PROCESS = 2 * GIB
+_LEAST_NUM_OPEN_FILES = 1024
+_LEAST_PROCESS_MEMORY_BYTES = 2 * GIB
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -19,10 +19,10 @@ def check_open_files() -> Finding:
     except ImportError:  # not on Windows
         return note("open files", "this system does not tell")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= soft < _LEAST_OPEN_FILES:
+    if 0 <= soft < _LEAST_NUM_OPEN_FILES:
         return problem(
             "open files",
-            f"at most {soft} at a time, {_LEAST_OPEN_FILES} are needed (data shards, sockets, "
+            f"at most {soft} at a time, {_LEAST_NUM_OPEN_FILES} are needed (data shards, sockets, "
             f"checkpoints); `ulimit -n 65535` before the start (up to {hard} as this user)",
         )
     return ok("open files", f"at most {soft:,}" if soft >= 0 else "no limit")
@@ -46,11 +46,11 @@ def check_locked_memory(has_rdma: bool) -> list[Finding]:
     return [ok("locked memory", "no limit" if soft < 0 else f"at most {soft / GIB:,.0f} GiB")]
 
 
-def memory_limit(cgroups: Path = _CGROUPS) -> int | None:
+def memory_limit_bytes(cgroups: Path = _CGROUPS) -> int | None:
     """Of the container or job, in bytes; None without one."""
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         try:
-            text = (cgroups / name).read_text().strip()
+            text = (cgroups / name).read_text(encoding="utf-8", errors="replace").strip()
         except OSError:
             continue
         if text.isdigit() and int(text) < 2**60:  # older kernels write a huge number for none
@@ -60,16 +60,16 @@ def memory_limit(cgroups: Path = _CGROUPS) -> int | None:
 
 def check_memory(num_processes: int, cgroups: Path = _CGROUPS) -> Finding:
     """Of the host: each process holds its shards of a checkpoint that is being written."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = memory_limit(cgroups)
-    usable = min(total, limit or total)
-    text = f"{usable / GIB:,.1f} GiB"
-    if usable < total:
-        text += f" for this container, of {total / GIB:,.1f}"
-    if usable < num_processes * _LEAST_MEMORY_PER_PROCESS:
+    total_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit_bytes = memory_limit_bytes(cgroups)
+    usable_bytes = min(total_bytes, limit_bytes or total_bytes)
+    text = f"{usable_bytes / GIB:,.1f} GiB"
+    if usable_bytes < total_bytes:
+        text += f" for this container, of {total_bytes / GIB:,.1f}"
+    if usable_bytes < num_processes * _LEAST_PROCESS_MEMORY_BYTES:
         return problem(
             "host memory",
-            f"{text}, for {num_processes} processes; {_LEAST_MEMORY_PER_PROCESS // GIB} GiB each "
+            f"{text}, for {num_processes} processes; {_LEAST_PROCESS_MEMORY_BYTES // GIB} GiB each "
             "are needed: raise the container's or job's memory limit",
         )
     return ok("host memory", text)
@@ -78,11 +78,11 @@ def check_memory(num_processes: int, cgroups: Path = _CGROUPS) -> Finding:
 def check_cores(num_processes: int) -> Finding:
     """That this process may use."""
     has_affinity = hasattr(os, "sched_getaffinity")
-    count = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    if count < num_processes:
+    num_cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    if num_cores < num_processes:
         return note(
             "cores",
-            f"{count} for {num_processes} processes, which wait for each other; ask the scheduler "
-            "for more (Slurm: --cpus-per-task)",
+            f"{num_cores} for {num_processes} processes, which wait for each other; ask the "
+            "scheduler for more (Slurm: --cpus-per-task)",
         )
-    return ok("cores", str(count))
+    return ok("cores", str(num_cores))

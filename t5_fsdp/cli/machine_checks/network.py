@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from t5_fsdp.cli.machine_checks.finding import Finding, note, ok, problem
+from t5_fsdp.cli.machine_checks.finding import Finding, note, ok, problem, shorten
 from t5_fsdp.config import Config
 
 _HUB_TIMEOUT_SECONDS = 4.0
@@ -28,6 +28,12 @@ def check_hub(config: Config) -> Finding:
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 
+    if not _is_folder_or_id(config.model.name):
+        return problem(
+            "model.name",
+            f"{shorten(str(config.model.name))} is neither a folder nor a name that the Hub allows "
+            "(OWNER/MODEL); check it",
+        )
     if constants.HF_HUB_OFFLINE:
         return judge_hub_absence("HF_HUB_OFFLINE is set", config)
     try:
@@ -36,6 +42,17 @@ def check_hub(config: Config) -> Finding:
         why = f"{constants.ENDPOINT} does not answer ({type(error).__name__})"
         return judge_hub_absence(why, config)
     return ok("Hub", f"{constants.ENDPOINT} answers")
+
+
+def _is_folder_or_id(name: str | None) -> bool:
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        if name and not Path(name).exists():
+            validate_repo_id(name)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def judge_hub_absence(why: str, config: Config) -> Finding:
@@ -105,7 +122,8 @@ def check_peers(num_gpus: int) -> Finding:
             done = subprocess.run(
                 command,
                 capture_output=True,
-                text=True,
+                encoding="utf-8",
+                errors="replace",
                 timeout=_PEERS_TIMEOUT_SECONDS,
                 env=environment,
             )

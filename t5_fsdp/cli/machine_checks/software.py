@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import sys
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from importlib import metadata
 from t5_fsdp.cli.machine_checks.finding import Finding, note, ok, problem
 from t5_fsdp.config import Config
 from t5_fsdp.errors import UserError
+from t5_fsdp.packages import is_installed
 
 _OLDEST_PYTHON = (3, 10)
 # The lower bounds of pyproject.toml; a test compares them. "": any.
@@ -62,7 +62,7 @@ def check_compiler(config: Config, on_gpu: bool) -> list[Finding]:
     if not config.parallel.compile or config.parallel.compile_backend != "inductor":
         return []
     if on_gpu:
-        if importlib.util.find_spec("triton") is None:
+        if not is_installed("triton"):
             return [problem("compiler", "parallel.compile needs triton; `pip install triton`")]
         return [ok("compiler", "triton")]
     found = shutil.which("g++") or shutil.which("clang++")

@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import secrets
 import shutil
 import time
 from pathlib import Path
 
-from t5_fsdp.cli.machine_checks.finding import GIB, Finding, note, ok, problem
+from t5_fsdp.cli.machine_checks.finding import GIB, Finding, note, ok, problem, shorten
 
-_LEAST_FREE = 1 * GIB
-_LITTLE_FREE = 40 * GIB  # a checkpoint of T5-3B has 34 GB
+_LEAST_FREE_BYTES = 1 * GIB
+_LITTLE_FREE_BYTES = 40 * GIB  # a checkpoint of T5-3B has 34 GB
 _SLOW_BYTES_PER_SECOND = 100e6
 _WRITTEN_BYTES = 64 * 2**20
-_LEAST_SHARED_MEMORY = 1 * GIB
+_LEAST_SHARED_MEMORY_BYTES = 1 * GIB
 _IN_MEMORY = {"tmpfs", "ramfs"}
 
 
 def nearest_folder(path: Path) -> Path:
-    """The folder itself, or the one above it that exists."""
+    """The folder itself, or the one above it that exists.
+
+    Raises:
+        OSError: a folder above it may not be searched.
+    """
     path = path.absolute()
-    while not os.path.lexists(path):
+    while not _exists(path):
         path = path.parent
     return path
+
+
+def _exists(path: Path) -> bool:
+    """As os.path.lexists, to which a folder that may not be searched holds nothing."""
+    try:
+        path.lstat()
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
+            return False
+        raise
+    return True
 
 
 def check_run_dir(run_dir: Path) -> list[Finding]:
@@ -31,23 +48,37 @@ def check_run_dir(run_dir: Path) -> list[Finding]:
 
     Leaves nothing behind.
     """
-    folder = nearest_folder(run_dir)
-    if not folder.is_dir():
-        return [
-            problem("run_dir", f"{folder} is no folder; move it away, or give another --run_dir")
-        ]
-    free = shutil.disk_usage(folder).free
-    found = [_judge_room(run_dir, free)]
-    if free > _WRITTEN_BYTES + _LEAST_FREE:
-        found.append(_check_writing(run_dir, folder))
-    return [*found, *_judge_keeping(run_dir, file_system(folder), disk_models(folder))]
+    try:
+        folder = nearest_folder(run_dir)
+        if not folder.is_dir():
+            return [
+                problem(
+                    "run_dir", f"{folder} is no folder; move it away, or give another --run_dir"
+                )
+            ]
+        free_bytes = shutil.disk_usage(folder).free
+        found = [_judge_room(run_dir, free_bytes)]
+        if free_bytes > _WRITTEN_BYTES + _LEAST_FREE_BYTES:
+            found.append(_check_writing(run_dir, folder))
+        return [*found, *_judge_keeping(run_dir, file_system(folder), disk_models(folder))]
+    except (OSError, ValueError) as error:  # e.g. a folder that may not be searched, a NUL
+        return [_unwritable(run_dir, error)]
 
 
-def _judge_room(run_dir: Path, free: int) -> Finding:
-    text = f"{free / GIB:,.1f} GiB free at {run_dir}"
-    if free < _LEAST_FREE:
+def _unwritable(run_dir: Path, error: OSError | ValueError) -> Finding:
+    reason = getattr(error, "strerror", None) or error
+    return problem(
+        "run_dir",
+        f"{shorten(str(run_dir))} can't be written ({reason}); change its permissions, or give "
+        "another --run_dir",
+    )
+
+
+def _judge_room(run_dir: Path, free_bytes: int) -> Finding:
+    text = f"{free_bytes / GIB:,.1f} GiB free at {shorten(str(run_dir))}"
+    if free_bytes < _LEAST_FREE_BYTES:
         return problem("disk", f"{text}; make room, or give another --run_dir")
-    if free < _LITTLE_FREE:
+    if free_bytes < _LITTLE_FREE_BYTES:
         return note(
             "disk",
             f"{text}; a checkpoint of T5-3B takes 34 GB, and up to four exist at a time (`train "
@@ -59,22 +90,23 @@ def _judge_room(run_dir: Path, free: int) -> Finding:
 def _check_writing(run_dir: Path, folder: Path) -> Finding:
     probe = folder / f".t5-fsdp-doctor-{secrets.token_hex(4)}"
     block = os.urandom(2**20)
-    began = time.perf_counter()
     try:
-        with probe.open("wb") as file:
+        # The folders that a run would make: a file system may refuse their names.
+        names = run_dir.absolute().relative_to(folder).parts
+        inner = probe.joinpath(*(name for name in names if name != ".."))
+        inner.mkdir(parents=True)
+        began = time.perf_counter()
+        with (inner / "probe").open("wb") as file:
             for _ in range(_WRITTEN_BYTES // len(block)):
                 file.write(block)
             file.flush()
             os.fsync(file.fileno())
+        seconds = time.perf_counter() - began
     except OSError as error:
-        return problem(
-            "disk",
-            f"{folder} can't be written ({error.strerror}); change its permissions, or give "
-            "another --run_dir",
-        )
+        return _unwritable(run_dir, error)
     finally:
-        probe.unlink(missing_ok=True)
-    return judge_speed(_WRITTEN_BYTES / (time.perf_counter() - began))
+        shutil.rmtree(probe, ignore_errors=True)
+    return judge_speed(_WRITTEN_BYTES / seconds)
 
 
 def judge_speed(bytes_per_second: float) -> Finding:
@@ -95,14 +127,22 @@ def file_system(folder: Path, mounts: Path = Path("/proc/mounts")) -> str:
     real = folder.resolve()
     best, kind = -1, ""
     try:
-        lines = mounts.read_text().splitlines()
+        lines = mounts.read_bytes().splitlines()
     except OSError:
         return ""
     for line in lines:
-        place = Path(line.split()[1].replace("\\040", " "))
+        fields = line.split()
+        if len(fields) < 3:
+            continue
+        place = Path(_unescaped(fields[1]))
         if (place == real or place in real.parents) and len(place.parts) >= best:
-            best, kind = len(place.parts), line.split()[2]
+            best, kind = len(place.parts), _unescaped(fields[2])
     return kind
+
+
+def _unescaped(field: bytes) -> str:
+    """The kernel writes blanks, tabs, line ends, # and backslashes as three octal digits."""
+    return os.fsdecode(re.sub(rb"\\([0-3][0-7]{2})", lambda code: bytes([int(code[1], 8)]), field))
 
 
 def disk_models(folder: Path, devices: Path = Path("/sys/dev/block")) -> set[str]:
@@ -116,11 +156,12 @@ def disk_models(folder: Path, devices: Path = Path("/sys/dev/block")) -> set[str
         for place in (device, device.parent):  # a partition stands in its disk's folder
             model = place / "device" / "model"
             if model.is_file():
-                models.add(model.read_text().strip())
+                models.add(model.read_text(encoding="utf-8", errors="replace").strip())
     return models
 
 
-def _judge_keeping(run_dir: Path, kind: str, models: set[str]) -> list[Finding]:
+def _judge_keeping(folder: Path, kind: str, models: set[str]) -> list[Finding]:
+    run_dir = shorten(str(folder))
     if kind in _IN_MEMORY:
         lost = f"{run_dir} is in memory ({kind})"
     elif kind == "overlay":
@@ -136,9 +177,9 @@ def check_shared_memory(on_gpu: bool, folder: Path = Path("/dev/shm")) -> Findin
     """NCCL passes tensors through it where GPUs don't reach each other; containers have 64 MB."""
     if not folder.is_dir():
         return note("shared memory", f"there is no {folder}")
-    size = shutil.disk_usage(folder).total
-    text = f"{folder} has {size / GIB:.2f} GiB"
-    if size >= _LEAST_SHARED_MEMORY:
+    size_bytes = shutil.disk_usage(folder).total
+    text = f"{folder} has {size_bytes / GIB:.2f} GiB"
+    if size_bytes >= _LEAST_SHARED_MEMORY_BYTES:
         return ok("shared memory", text)
     text += "; start the container with `--ipc=host` or `--shm-size=8g`"
     return problem("shared memory", text) if on_gpu else note("shared memory", text)

@@ -7,7 +7,6 @@ collectives, all the others.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import queue
 import threading
 import time
@@ -17,6 +16,7 @@ from typing import Any
 from t5_fsdp.config import LoggingConfig
 from t5_fsdp.console import Console
 from t5_fsdp.errors import UserError
+from t5_fsdp.packages import is_installed
 from t5_fsdp.training.trackers.mlflow_runs import MlflowRuns
 from t5_fsdp.training.trackers.tensorboard_events import TensorBoardEvents
 from t5_fsdp.training.trackers.tracker import Ending, TrackedRun, Tracker
@@ -47,7 +47,7 @@ def check_trackers(options: LoggingConfig) -> None:
         f"logging.{name} is true, but the package {name} is not installed here; "
         f"`pip install {name}`, or set logging.{name}: false"
         for name in chosen_trackers(options)
-        if importlib.util.find_spec(name) is None
+        if not is_installed(name)
     ]
     if absent:
         raise UserError(*absent)
@@ -151,10 +151,12 @@ class _Sender(threading.Thread):
             while method != "finish":
                 method, args = self._waiting.get()
                 getattr(self.tracker, method)(*args)
-        except Exception as error:
+        except BaseException as error:  # packages call sys.exit as well
             self._has_failed = True
-            lines = str(error).strip().splitlines() or [type(error).__name__]
+            kind = type(error).__name__
+            lines = str(error).strip().splitlines() or [kind]
+            why = lines[0] if isinstance(error, Exception) else f"{kind}: {lines[0]}"
             self._console.warn(
-                f"{self.tracker.name} has failed ({lines[0][:300]}) and gets no more of this "
+                f"{self.tracker.name} has failed ({why[:300]}) and gets no more of this "
                 "launch; training goes on, and metrics.jsonl has it all"
             )

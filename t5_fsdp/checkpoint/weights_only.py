@@ -37,36 +37,39 @@ def write_weights(
     state: RunState,
     config_yaml: str,
     tokenizer_dir: Path,
+    *,
+    option: str = "--output",
 ) -> None:
     """Write the checkpoint to a new folder; torch keeps what it has written in memory until then.
 
     Args:
         weights: float32, all of the model in `state`; read when asked for.
         state: marked as `weights_only` in the folder.
+        option: how the user gave the folder, for messages.
 
     Raises:
         UserError: the folder can't be written, or is not new.
     """
     state = replace(state, weights_only=True)
     tensors = {"model": unique_state_dict(build_on_meta(state.spec))}
-    with new_folder(output, "--output") as partial:
+    with new_folder(output, option) as partial:
         writer = dcp.FileSystemWriter(partial)
         try:
             dcp.save(tensors, storage_writer=writer, planner=_Planner(weights), no_dist=True)
         except CheckpointException as error:  # no Exception
-            raise _cause(error, output) from error
+            raise _cause(error, f"{option} {output}") from error
         (partial / CONFIG).write_text(config_yaml, encoding="utf-8")
         (partial / STATE).write_text(json.dumps(vars(state), indent=1), encoding="utf-8")
         copy_files(tokenizer_dir, partial / TOKENIZER)
         write_complete(partial, files_below(partial), state.step, world_size=1, known={})
 
 
-def _cause(error: CheckpointException, output: Path) -> BaseException:
+def _cause(error: CheckpointException, folder: str) -> BaseException:
     """What went wrong in writing, which torch wraps: a tensor that can't be read, or the disk."""
     [cause, *_] = [failure[0] for failure in error.failures.values()]
     if isinstance(cause, UserError):
         return cause
-    return UserError(f"--output {output} can't be written ({cause})")
+    return UserError(f"{folder} can't be written ({cause})")
 
 
 class _Planner(DefaultSavePlanner):

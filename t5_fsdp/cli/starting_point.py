@@ -24,7 +24,6 @@ from t5_fsdp.data.tokenization import load_tokenizer, tokenizer_digest
 from t5_fsdp.errors import UserError
 from t5_fsdp.model.adapter import LoraAdapter
 from t5_fsdp.model.build import (
-    SHAPE_OPTIONS,
     ModelSpec,
     check_model,
     check_positions,
@@ -286,11 +285,8 @@ def _check_same_shape(
     Args:
         adapter: compare the adapters too.
     """
-    pairs = [
-        (name, getattr(stored.config, name, None), getattr(asked.config, name, None))
-        for name in ("model_type", *SHAPE_OPTIONS)
-    ]
-    pairs.append(("an output head of its own", stored.own_head, asked.own_head))
+    now = asked.shape()
+    pairs = [(name, there, now[name]) for name, there in stored.shape().items()]
     if adapter:
         pairs += _adapter_pairs(stored.adapter, asked.adapter)
     if stored.config.model_type != asked.config.model_type:

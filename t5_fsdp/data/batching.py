@@ -378,6 +378,15 @@ def collate(
     return MicroBatch(*map(torch.from_numpy, arrays))
 
 
+def collate_rows(
+    split: TokenSource, rows: np.ndarray, special: SpecialIds, width_multiple: int = 1
+) -> MicroBatch:
+    """`collate` of examples of a split, by their indices."""
+    sources = [split.source(int(row)) for row in rows]
+    targets = [split.target(int(row)) for row in rows]
+    return collate(sources, targets, special, width_multiple)
+
+
 def _pad(rows: Sequence[np.ndarray], value: int, width_multiple: int) -> np.ndarray:
     width = int(round_up(max(map(len, rows)), width_multiple))
     padded = np.full((len(rows), width), value, dtype=np.int64)
@@ -543,12 +552,7 @@ class StepBatches:
         return self._plan[1]
 
     def _collate(self, indices: np.ndarray) -> MicroBatch:
-        return collate(
-            [self._split.source(int(i)) for i in indices],
-            [self._split.target(int(i)) for i in indices],
-            self._special,
-            self._width_multiple,
-        )
+        return collate_rows(self._split, indices, self._special, self._width_multiple)
 
 
 def check_longest(
@@ -594,18 +598,29 @@ def evaluation_batches(
     width_multiple: int = 1,
 ) -> list[MicroBatch]:
     """One rank's share of a pass over `indices`; every rank gets the same number of batches."""
+    shares = evaluation_shares(
+        split,
+        indices,
+        world_size=world_size,
+        micro_batch_tokens=micro_batch_tokens,
+        width_multiple=width_multiple,
+    )
+    return [collate_rows(split, rows, special, width_multiple) for rows in shares[rank]]
+
+
+def evaluation_shares(
+    split: TokenSource,
+    indices: np.ndarray,
+    *,
+    world_size: int,
+    micro_batch_tokens: int,
+    width_multiple: int = 1,
+) -> list[list[np.ndarray]]:
+    """For each rank the same number of batches, of which some may be empty: a part of `indices`."""
     shares = divide_batch(
         round_up(split.source_lengths[indices], width_multiple).tolist(),
         round_up(split.target_lengths[indices], width_multiple).tolist(),
         world_size=world_size,
         micro_batch_tokens=micro_batch_tokens,
     )
-    return [
-        collate(
-            [split.source(int(indices[i])) for i in group],
-            [split.target(int(indices[i])) for i in group],
-            special,
-            width_multiple,
-        )
-        for group in shares[rank]
-    ]
+    return [[indices[group] for group in share] for share in shares]

@@ -80,6 +80,13 @@ class ModelSpec:
             adapter=None if adapter is None else LoraAdapter.from_json(adapter),
         )
 
+    def shape(self) -> dict[str, Any]:
+        """What decides about the weights, by option, the adapter aside; `model_type` first."""
+        options = {
+            name: getattr(self.config, name, None) for name in ("model_type", *SHAPE_OPTIONS)
+        }
+        return {**options, "an output head of its own": self.own_head}
+
     def without_adapter(self) -> ModelSpec:
         """The plain model."""
         return replace(self, adapter=None)

@@ -63,7 +63,7 @@ def fit(config: Any, strategy: str, log: dict[str, Any], **options: Any) -> Any:
             if "loss" in metrics:
                 log.setdefault("rows", []).append({**metrics, "step": step})
 
-    resume = options.pop("ckpt_path", None)
+    resume, callbacks = options.pop("ckpt_path", None), options.pop("callbacks", [])
     plugins = [TorchElasticEnvironment()] if strategy != "auto" else []
     data = SummarizationData(config)
     options = {"max_steps": data.num_steps(), "enable_checkpointing": False, **options}
@@ -74,7 +74,7 @@ def fit(config: Any, strategy: str, log: dict[str, Any], **options: Any) -> Any:
         plugins=plugins,
         logger=Logger(),
         log_every_n_steps=1,
-        callbacks=[Recorder()],
+        callbacks=[Recorder(), *callbacks],
         enable_progress_bar=False,
         enable_model_summary=False,
         **options,
@@ -171,22 +171,6 @@ def test_two_ranks_train_as_the_command_does(
         torch.testing.assert_close(theirs[name], weight, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        ({"model.adapter": "lora"}, r"model\.adapter is not for Lightning"),
-        ({"parallel.param_dtype": "fp16"}, "fp16 is not for Lightning"),
-    ],
-)
-def test_what_is_not_for_lightning_is_refused(
-    corpus: Path, tmp_path: Path, options: Any, problem: str
-) -> None:
-    from t5_fsdp.integrations.lightning import SummarizationModule
-
-    with pytest.raises(UserError, match=problem):
-        SummarizationModule(tiny_config(corpus, tmp_path / "run", **options))
-
-
 def test_without_lightning_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lightning.pytorch", None)
     monkeypatch.delitem(sys.modules, "t5_fsdp.integrations.lightning", raising=False)
@@ -213,4 +197,4 @@ def test_the_example_starts_its_own_processes(tmp_path: Path) -> None:
                           capture_output=True, text=True, timeout=240)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "`max_steps=4` reached" in done.stderr
-    assert len(summarize(["Rinse the rice."], tmp_path / "run/weights")) == 1
+    assert len(summarize(["Rinse the rice."], tmp_path / "run-lightning/weights")) == 1

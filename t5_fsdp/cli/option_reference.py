@@ -53,7 +53,7 @@ _TABLE = """\
 
 # Where an option is explained; of several the longest that begins its name.
 _PAGES = {
-    "run_dir": "../README.md#the-run-folder",
+    "run_dir": "run_folder.md",
     "seed": "data.md#batches",
     "model.name": "parallelism.md#loading",
     "model.revision": "parallelism.md#loading",

@@ -12,17 +12,17 @@ exceptions and nothing ends the process; signal handlers are restored.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
+import functools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from t5_fsdp.cli.options import Layers, nest, parse_layers, resolve
-from t5_fsdp.config import Config, DataConfig, cache_dir, to_dict
-from t5_fsdp.data.given import Examples, GivenData, by_split, given_rows, write_given
+from t5_fsdp.cli.options import Layers, check_own, layers_of_program, resolve
+from t5_fsdp.config import Config, DataConfig, cache_dir
+from t5_fsdp.data.given import Examples, GivenData, by_split, given_rows, show, write_given
 from t5_fsdp.data.sources import SPLITS, columns_of, source_problems
 from t5_fsdp.errors import UserError
 
@@ -89,10 +89,10 @@ def load_config(path: _PathLike | Sequence[_PathLike] | None = None, **options: 
         UserError: lists every unknown option, wrong type and impossible value. Whether data and
             model are there is for `train` to say.
     """
-    paths = [path] if isinstance(path, str | os.PathLike) else list(path or ())
-    argv = [word for item in paths for word in ("--config", os.fspath(item))]
-    layers = parse_layers(argv, command="load_config", description="")
-    layers.flags = nest(options)
+    if isinstance(path, Mapping):
+        raise UserError("path is a mapping; give options by name: load_config(**options)")
+    paths = path if isinstance(path, list | tuple) else [] if path is None else [path]
+    layers = layers_of_program(options, [_path("path", item) for item in paths])
     # Of an own metric only `train` knows the names.
     return resolve(layers, own_metrics=None)
 
@@ -118,7 +118,7 @@ def train(
         metric: called at each validation, on rank 0, as `metric(predictions, references)` with as
             many texts in both; a mapping from names to numbers, higher is better. They stand beside
             ROUGE in metrics.jsonl and rouge.json, and `config.evaluation.best_metric` may name one.
-            It is tried on a few references before training.
+            It is tried on a few references before training, or before summaries are made.
         check_memory: on a GPU, refuse what is estimated to exceed its memory clearly.
         quiet: print nothing; the run's log.txt has all.
 
@@ -135,6 +135,7 @@ def train(
     from t5_fsdp.cli.process import call
     from t5_fsdp.cli.train import train_model
 
+    _check_metric_type(metric)
     given = None if data is None else by_split(data)
     config = _check(config, given, metric)
 
@@ -187,21 +188,25 @@ def evaluate(
 
     if split not in SPLITS:
         raise UserError(f"split is {split!r}; give train, validation or test")
+    _check_metric_type(metric)
     layers = _layers_of_model(config, options)
     layers.own = {
-        "checkpoint": os.fspath(checkpoint),
+        "checkpoint": _path("checkpoint", checkpoint),
         "split": split,
         "baseline": None,
-        "output_dir": None if output_dir is None else os.fspath(output_dir),
+        "output_dir": None if output_dir is None else _path("output_dir", output_dir),
     }
 
     def work(session: Session) -> EvaluationResult:
-        given = None if data is None else _rows_to_score(data, layers)
+        given = None if data is None else functools.partial(_rows_to_score, data)
         folder, source = evaluate_checkpoint(layers, session, given, metric)
         assert session.world is not None
         summary = session.world.on_rank_zero(lambda: _read_summary(folder))
         scores = {name: values["fmeasure"] for name, values in summary["scores"].items()}
-        return EvaluationResult(source, folder, scores | summary.get("metrics", {}), summary)
+        where = str(Path(source).absolute()) if Path(source).exists() else source
+        return EvaluationResult(
+            where, folder.absolute(), scores | summary.get("metrics", {}), summary
+        )
 
     return call(work, quiet=quiet)
 
@@ -239,11 +244,11 @@ def summarize(
     from t5_fsdp.cli.summarize import write_summaries
     from t5_fsdp.cli.texts import Text
 
-    layers = _layers_of_model(config, options)
+    layers, name = _layers_of_model(config, options), _path("checkpoint", checkpoint)
     listed = [Text(number, text) for number, text in enumerate(_checked_texts(texts))]
 
     def work(session: Session) -> list[str]:
-        found = find_model(layers, "checkpoint", os.fspath(checkpoint))
+        found = find_model(layers, "checkpoint", name)
         settings = resolve(layers, found.base)
         world = session.enter_world()
         found.choose(settings.evaluation.best_metric, session)
@@ -294,10 +299,10 @@ def plan(
     Raises:
         UserError: what the user can mend.
     """
-    from t5_fsdp.cli.plan import make_plan
+    from t5_fsdp.cli.plan import OWN_OPTIONS, make_plan
     from t5_fsdp.cli.process import call
 
-    own = {
+    given = {
         "world_size": world_size,
         "devices_per_node": devices_per_node,
         "device": device,
@@ -309,7 +314,8 @@ def plan(
         "simulate": simulate,
         "sweep": sweep,
     }
-    checked = resolve(Layers(files=to_dict(config)), own_metrics=None)
+    own = check_own(OWN_OPTIONS, given)
+    checked = resolve(_layers_of(config), own_metrics=None)
     return call(lambda session: make_plan(checked, own, session), quiet=quiet)
 
 
@@ -319,29 +325,44 @@ def _check(config: Config, given: Mapping[str, Examples] | None, metric: Metric 
     Raises:
         UserError: lists what is wrong.
     """
-    config = copy.deepcopy(config)
+    layers = _layers_of(config)
     if given is not None:
-        config.data = _as_files(config.data, dict.fromkeys(given, "given"))
+        layers.flags["data"] = _as_files(dict.fromkeys(given, "given"))
     return resolve(
-        Layers(files=to_dict(config)),
+        layers,
         check_data=None if given is not None else source_problems,
         own_metrics=() if metric is None else None,
     )
 
 
-def _as_files(data: DataConfig, paths: Mapping[str, str]) -> DataConfig:
-    files: dict[str, Any] = {
-        f"{split}_files": [paths[split]] if split in paths else [] for split in SPLITS
-    }
-    return dataclasses.replace(data, source="files", dataset=None, subset=None, mixture=[], **files)
+def _as_files(paths: Mapping[str, str]) -> dict[str, Any]:
+    """Options of the data section that have the files of each split read."""
+    files = {f"{split}_files": [paths[split]] if split in paths else [] for split in SPLITS}
+    return {"source": "files", "dataset": None, "subset": None, "mixture": [], **files}
 
 
 def _write(given: Mapping[str, Examples], config: Config, world: World) -> None:
     """Have each node write the examples, and `config` read them."""
     columns = columns_of(config.data)
-    folder = cache_dir(config) / "given"
+    # The checkpoints name the files, and are read from other working directories as well.
+    folder = (cache_dir(config) / "given").absolute()
     paths = world.on_each_node(lambda: write_given(given, folder, columns))
-    config.data = _as_files(config.data, paths)
+    config.data = dataclasses.replace(config.data, **_as_files(paths))
+
+
+def _path(argument: str, value: Any) -> str:
+    """Raises UserError for what is none."""
+    if isinstance(value, str | os.PathLike) and isinstance(text := os.fspath(value), str):
+        return text
+    raise UserError(f"{argument} is {show(value)}; give a path")
+
+
+def _check_metric_type(metric: Any) -> None:
+    if metric is not None and not callable(metric):
+        raise UserError(
+            f"metric is {show(metric)}; give a function of (predictions, references), two lists of "
+            "texts, that returns a mapping of names to numbers"
+        )
 
 
 def _outcome(config: Config) -> TrainResult:
@@ -350,7 +371,7 @@ def _outcome(config: Config) -> TrainResult:
     from t5_fsdp.checkpoint.format import complete_checkpoints, read_state, step_of
     from t5_fsdp.checkpoint.retention import best_steps
 
-    run_dir = Path(config.run_dir)
+    run_dir = Path(config.run_dir).absolute()
     folders = complete_checkpoints(run_dir)
     scores = read_state(folders[-1]).scores
     ranked = best_steps(scores, config.evaluation.best_metric, folders)
@@ -365,21 +386,24 @@ def _outcome(config: Config) -> TrainResult:
     )
 
 
+def _layers_of(config: Any, options: Mapping[str, Any] | None = None) -> Layers:
+    """Raises UserError for what is no configuration."""
+    if not isinstance(config, Config):
+        raise UserError(f"config is {show(config)}; give what load_config returns")
+    return layers_of_program(options or {}, config=config)
+
+
 def _layers_of_model(config: Config | None, options: Mapping[str, Any]) -> Layers:
-    return Layers(files={} if config is None else to_dict(config), flags=nest(options))
+    return layers_of_program(options) if config is None else _layers_of(config, options)
 
 
-def _rows_to_score(data: Examples, layers: Layers) -> list[dict[str, Any]]:
+def _rows_to_score(data: Examples, options: DataConfig) -> list[dict[str, Any]]:
     """document and reference of each example.
 
     Raises:
         UserError: one lacks either, or there is none.
     """
-    section = {**layers.files.get("data", {}), **layers.flags.get("data", {})}
-    columns = (
-        section.get("document_column", DataConfig.document_column),
-        section.get("summary_column", DataConfig.summary_column),
-    )
+    columns = options.document_column, options.summary_column
     rows = []
     for number, row in enumerate(given_rows(data, "given", columns)):
         texts = [row.get(column) for column in columns]
@@ -401,8 +425,10 @@ def _read_summary(folder: Path) -> dict[str, Any]:
 def _checked_texts(texts: Iterable[str]) -> list[str]:
     if isinstance(texts, str):
         raise UserError("texts is one string; give a list of them")
+    if not isinstance(texts, Iterable) or isinstance(texts, Mapping):
+        raise UserError(f"texts is {show(texts)}; give a list of strings")
     listed = list(texts)
     for number, text in enumerate(listed):
         if not isinstance(text, str):
-            raise UserError(f"text {number} is a {type(text).__name__}; give a string")
+            raise UserError(f"text {number} is {show(text)}; give a string")
     return listed

@@ -16,13 +16,36 @@ import typing
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from t5_fsdp.errors import UserError
 
 ALL_LINEAR = "all-linear"  # peft's word for every linear layer but the output head
 
 
+class _Options:
+    """Takes no attribute that is no option: a misspelt one would be lost silently."""
+
+    if not TYPE_CHECKING:  # else a type checker would take any name
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            known = [field.name for field in dataclasses.fields(self)]
+            if name not in known:
+                raise UserError(_unknown_attribute(type(self).__name__, name, known))
+            super().__setattr__(name, value)
+
+
+def _unknown_attribute(owner: str, name: str, known: list[str]) -> str:
+    section = owner.removesuffix("Config").lower()
+    dotted = f"{section}.{name}" if section else name
+    near = difflib.get_close_matches(name, known, 1)
+    if near:
+        return f"unknown option {dotted}; did you mean {dotted.removesuffix(name)}{near[0]}?"
+    return f"unknown option {dotted}; {section or 'a configuration'} has {', '.join(known)}"
+
+
 @dataclass
-class ModelConfig:
+class ModelConfig(_Options):
     """Which T5 and which tokenizer."""
 
     name: str | None = "google-t5/t5-small"
@@ -60,7 +83,7 @@ class ModelConfig:
 
 
 @dataclass
-class DataConfig:
+class DataConfig(_Options):
     """Where the documents and summaries come from and how long they may be."""
 
     source: Literal["wikihow", "files", "hub", "saved", "sample"] = "wikihow"
@@ -128,7 +151,7 @@ class DataConfig:
 
 
 @dataclass
-class ParallelConfig:
+class ParallelConfig(_Options):
     """How the model is spread over devices."""
 
     engine: Literal["fsdp2", "fsdp1", "ddp"] = "fsdp2"
@@ -202,7 +225,7 @@ class ParallelConfig:
 
 
 @dataclass
-class OptimizerConfig:
+class OptimizerConfig(_Options):
     """The optimizer."""
 
     name: Literal["adamw", "adafactor"] = "adamw"
@@ -222,7 +245,7 @@ class OptimizerConfig:
 
 
 @dataclass
-class ScheduleConfig:
+class ScheduleConfig(_Options):
     """The learning rate over the run."""
 
     name: Literal["constant", "linear", "cosine", "inverse_sqrt"] = "linear"
@@ -232,7 +255,7 @@ class ScheduleConfig:
 
 
 @dataclass
-class TrainConfig:
+class TrainConfig(_Options):
     """Length of the run and shape of its batches."""
 
     epochs: float = 3
@@ -265,7 +288,7 @@ class TrainConfig:
 
 
 @dataclass
-class CheckpointConfig:
+class CheckpointConfig(_Options):
     """When checkpoints are written, which are kept, and where the run goes on."""
 
     every_steps: int | None = 500
@@ -293,7 +316,7 @@ class CheckpointConfig:
 
 
 @dataclass
-class EvaluationConfig:
+class EvaluationConfig(_Options):
     """Validation during training, and how summaries are generated anywhere."""
 
     every_steps: int | None = 500
@@ -348,7 +371,7 @@ class EvaluationConfig:
 
 
 @dataclass
-class LoggingConfig:
+class LoggingConfig(_Options):
     """What is written about the run."""
 
     every_steps: int = 10
@@ -379,7 +402,7 @@ class LoggingConfig:
 
 
 @dataclass
-class Config:
+class Config(_Options):
     """All options of a run."""
 
     run_dir: str = "runs/t5"
@@ -583,6 +606,8 @@ def best_metric_problems(
 ) -> list[str]:
     """What is wrong with `evaluation.best_metric`; as of `value_problems`."""
     name = evaluation.best_metric
+    if not name.strip():
+        return [f"evaluation.best_metric is empty; give one of {', '.join(BEST_METRICS)}"]
     if own_metrics is None or name in BEST_METRICS or name in own_metrics:
         return []
     known = [*BEST_METRICS, *own_metrics]
@@ -795,6 +820,24 @@ def _source_problems(data: DataConfig) -> list[str]:
         problems.append("data.dataset is only for data.source: hub or saved; set it to null")
     if data.source != "hub" and data.subset is not None:
         problems.append("data.subset is only for data.source: hub; set it to null")
+    if data.source in ("files", "hub", "saved"):
+        problems += _column_problems(data)
+    return problems
+
+
+def _column_problems(data: DataConfig) -> list[str]:
+    problems = []
+    if data.document_column == data.summary_column:
+        problems.append(
+            f"data.document_column and data.summary_column are both {data.document_column!r}; give "
+            "the names of two columns"
+        )
+    for name in ("document_column", "summary_column"):
+        if getattr(data, name) in ("", "id"):
+            problems.append(
+                f"data.{name} is {getattr(data, name)!r}; give the name of a column with texts "
+                "(id is that of the examples' names)"
+            )
     return problems
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -12,10 +14,16 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas
 import pytest
+import torch
+import yaml
 
 import t5_fsdp
-from t5_fsdp import Config, UserError, evaluate, load_config, plan, summarize, train
+from t5_fsdp import Config, UserError, api, evaluate, load_config, plan, summarize, train
+from t5_fsdp.cli.options import dump_yaml
+from t5_fsdp.config import TrainConfig
 from tests.conftest import MODEL, ROOT, make_pairs, read_metrics, tiny_options
 
 
@@ -39,6 +47,9 @@ def pairs(count: int, seed: int) -> list[tuple[str, str]]:
 
 
 GIVEN = {"train": pairs(60, 0), "validation": pairs(13, 1), "test": pairs(11, 2)}
+
+
+FILES = {"source": "files", "train_files": ["a.jsonl"]}
 
 
 class Rows:
@@ -99,6 +110,67 @@ def test_options_are_checked_as_a_commands(tmp_path: Path) -> None:
         load_config("configs/demmo.yaml")
 
 
+def test_numbers_of_numpy_and_paths_are_options(tmp_path: Path) -> None:
+    model = {"config": {"d_model": np.int64(64)}}
+    config = load_config(
+        run_dir=tmp_path,
+        model=model,
+        train=TrainConfig(epochs=2),
+        **{"train.max_steps": np.int32(7), "optimizer.lr": torch.tensor(0.5)},
+    )
+    assert (config.train.epochs, config.train.max_steps, config.optimizer.lr) == (2, 7, 0.5)
+    assert type(config.model.config["d_model"]) is int
+    config.run_dir = tmp_path / "other"  # type: ignore[assignment]
+    config.seed, config.optimizer.lr = np.int64(3), np.float32(0.25)  # type: ignore[assignment]
+    config.data.prefix = np.str_("tldr: ")
+    checked = api._check(config, {"train": []}, None)
+    assert (checked.run_dir, checked.seed) == (str(tmp_path / "other"), 3)
+    assert yaml.safe_load(dump_yaml(checked))["data"]["prefix"] == "tldr: "
+    assert yaml.safe_load(dump_yaml(checked))["optimizer"]["lr"] == 0.25
+
+
+def test_a_misspelt_attribute_is_refused() -> None:
+    config = load_config()
+    with pytest.raises(UserError, match=r"^unknown option optimizer.learn; optimizer has name, lr"):
+        config.optimizer.learn = 1
+    with pytest.raises(UserError, match=r"train.epoch; did you mean train.epochs\?$"):
+        config.train.epoch = 1
+    with pytest.raises(UserError, match=r"option run_dirs; did you mean run_dir\?$"):
+        config.run_dirs = "runs"
+    assert copy.deepcopy(config) == pickle.loads(pickle.dumps(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda config: train("demo.yaml"), "config is a str: 'demo.yaml'; give what load_config"),
+        (lambda config: train({"train": {}}), "config is a dict: "),
+        (lambda config: train(config, metric="rouge"), "metric is a str: 'rouge'; give a function"),
+        (lambda config: train(config, data=5), "data, train is an int: 5; give a list of pairs"),
+        (lambda config: train(config, data=pandas.DataFrame()), r"give its rows: .to_dict\("),
+        (lambda config: evaluate(None), "checkpoint is a NoneType: None; give a path"),
+        (lambda config: evaluate("runs", config={}), "config is a dict: {}"),
+        (lambda config: evaluate("runs", split="dev"), "split is 'dev'; give train"),
+        (lambda config: evaluate("runs", output_dir=1), "output_dir is an int: 1; give a path"),
+        (lambda config: summarize(None, "runs"), "texts is a NoneType: None; give a list"),
+        (lambda config: summarize("a text", "runs"), "texts is one string"),
+        (lambda config: summarize(["a", 1.5], "runs"), "text 1 is a float: 1.5; give a string"),
+        (lambda config: summarize(["a"], ["runs"]), r"checkpoint is a list: \['runs'\]"),
+        (lambda config: plan("demo.yaml"), "config is a str"),
+        (lambda config: load_config(["--help"]), "--help: no such file"),
+        (lambda config: load_config(5), "path is an int: 5; give a path"),
+        (lambda config: load_config({"train": {}}), r"by name: load_config\(\*\*options\)"),
+        (lambda config: load_config(**{"evaluation.best_metric": ""}), "best_metric is empty"),
+        (lambda config: load_config(data={**FILES, "summary_column": "document"}), "are both"),
+        (lambda config: load_config(data={**FILES, "document_column": "id"}), "column with texts"),
+    ],
+)
+def test_wrong_arguments_are_told_in_one_line(call: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        call(load_config())
+    assert len(caught.value.problems) == 1
+
+
 def test_examples_in_memory_train_as_the_same_in_files(corpus: Path, tmp_path: Path) -> None:
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     filters, level = list(warnings.filters), logging.getLogger("transformers").level
@@ -119,6 +191,8 @@ def test_examples_in_memory_train_as_the_same_in_files(corpus: Path, tmp_path: P
     config.train.max_steps = 10
     assert train(config, data=rows, quiet=True).step == 10  # it goes on
     assert losses(tmp_path / "rows") == losses(by_files.run_dir)
+    found = evaluate(tmp_path / "rows", data=rows["test"], quiet=True)  # columns as in training
+    assert found.predictions()[0]["reference"] == GIVEN["test"][0][1]
     rows["train"] = Rows(pairs(61, 5))
     config.train.max_steps = 11
     with pytest.raises(UserError, match="trained on other training data"):
@@ -128,6 +202,9 @@ def test_examples_in_memory_train_as_the_same_in_files(corpus: Path, tmp_path: P
     assert level == logging.getLogger("transformers").level
 
     found = evaluate(given.run_dir, quiet=True)
+    with pytest.raises(UserError, match="gives a float"):  # before any summary is made
+        evaluate(given.run_dir, metric=lambda *_: 0.5, output_dir=tmp_path / "none", quiet=True)  # type: ignore[arg-type,return-value]
+    assert not (tmp_path / "none").exists()
     again = evaluate(given.run_dir, data=GIVEN["test"], quiet=True, metric=coverage)
     assert found.folder == given.run_dir / "evaluation/step-00000010/test"
     assert again.folder.name == "given"
@@ -256,8 +333,10 @@ def test_a_plan_gives_the_commands_numbers(corpus: Path, tmp_path: Path) -> None
     assert plan_command([*argv, *words]) == 0
     assert found == json.loads((tmp_path / "plan.json").read_text())
     assert found["method"] == "closed form" and found["fits"]
-    with pytest.raises(UserError, match="--device is v100; give one of a100-40"):
-        plan(config, device="v100", world_size=0)
+    with pytest.raises(UserError) as caught:
+        plan(config, device="tpu", world_size="many", sweep=None)  # type: ignore[arg-type]
+    named = [problem.partition(" ")[0] for problem in caught.value.problems]
+    assert named == ["world_size", "device", "sweep"]
 
 
 def train_on_ranks(corpus: Path, run_dir: Path) -> tuple[Any, Any, list[str]]:

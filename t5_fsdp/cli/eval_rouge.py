@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,7 +21,7 @@ from t5_fsdp.cli.loading import LoadedModel, find_model, load_model
 from t5_fsdp.cli.options import Extra, Layers, parse_layers, resolve
 from t5_fsdp.cli.prepare_data import prepare_on_all_ranks
 from t5_fsdp.cli.process import Session, run
-from t5_fsdp.config import Config, to_dict
+from t5_fsdp.config import Config, DataConfig, to_dict
 from t5_fsdp.data.sources import source_problems
 from t5_fsdp.errors import UserError
 
@@ -126,7 +126,7 @@ class _Examples:
 def evaluate_checkpoint(
     layers: Layers,
     session: Session,
-    given: Sequence[Mapping[str, Any]] | None = None,
+    given: Callable[[DataConfig], list[dict[str, Any]]] | None = None,
     metric: Metric | None = None,
 ) -> tuple[Path, str]:
     """Summarize and score; what the command and the library do. A collective.
@@ -134,9 +134,9 @@ def evaluate_checkpoint(
     Args:
         layers: with the command's own options.
         session: of this rank.
-        given: document and reference of each example, and maybe an id, instead of a split; only
-            rank 0's count.
-        metric: one of the caller's own.
+        given: document and reference of each example, and maybe an id, instead of a split, by
+            the names of their columns; only rank 0's count.
+        metric: one of the caller's own; tried on a few references before summaries are made.
 
     Returns:
         the folder of rouge.json and predictions.jsonl, and what was evaluated.
@@ -148,23 +148,25 @@ def evaluate_checkpoint(
     from t5_fsdp.cli.report import refresh_report
     from t5_fsdp.data.tokenization import newline_id
     from t5_fsdp.evaluation.evaluate import score_summaries, summarize
+    from t5_fsdp.evaluation.own_metric import TRIED_EXAMPLES, try_metric
     from t5_fsdp.evaluation.rouge import RougeSettings
     from t5_fsdp.evaluation.unfinished import Unfinished
 
     found = find_model(layers, "--checkpoint", layers.own["checkpoint"])
     config = resolve(layers, found.base)
+    rows = None if given is None else given(config.data)
     baseline = find_baseline(layers, config)
     world = session.enter_world()
     found.choose(config.evaluation.best_metric, session)
     session.connect(config.train.collective_timeout_seconds)
     loaded = load_model(found, config, world, session.console)
     tokenizer, source = loaded.tokenizer, loaded.source
-    if given is None:
+    if rows is None:
         name = layers.own["split"]
         examples = _examples_of_split(name, config, found.stored_data, loaded, session)
     else:
         name = "given"
-        examples = _examples_given(world.broadcast_object(given), config, loaded)
+        examples = _examples_given(world.broadcast_object(rows), config, loaded)
     folder = Path(layers.own["output_dir"] or found.evaluation_folder(config, name))
     console = session.console
     console.say(f"evaluating {source} on {len(examples.rows):,} {examples.what}")
@@ -177,6 +179,9 @@ def evaluate_checkpoint(
         # Before the summaries, which may take hours: other examples are refused at once.
         waiting = baseline
         world.on_rank_zero(lambda: add_predictions(waiting, examples.rows, source))
+    if metric is not None:
+        references = [row["reference"] for row in examples.rows[:TRIED_EXAMPLES]]
+        world.on_rank_zero(lambda: try_metric(metric, references))
     rouge = RougeSettings.of(config.evaluation)
     settings = world.on_rank_zero(lambda: prediction_settings(found, config))
     unfinished = Unfinished(folder, settings, examples.sources)

@@ -30,7 +30,7 @@ import docstring_parser
 import jsonargparse
 
 from t5_fsdp.cli.yaml_files import read_yaml, scalar, to_yaml
-from t5_fsdp.config import Config, DataConfig, normalize, to_dict, value_problems
+from t5_fsdp.config import BEST_METRICS, Config, DataConfig, normalize, to_dict, value_problems
 from t5_fsdp.distributed import print_once
 from t5_fsdp.errors import EXIT_DONE, UserError
 
@@ -237,7 +237,7 @@ def look_over(
             origins.pop(name, None)
     merged = _merge(_merge(base, layers.files), layers.flags)
     if own_metrics is not None:  # the checkpoint was trained by a program that has it
-        own_metrics = {*own_metrics, (base.get("evaluation") or {}).get("best_metric", "")}
+        own_metrics = {*own_metrics, *_own_metric_of(base)}
     # What is printed may be meant for a machine that has the data.
     check_data = None if layers.print_config else check_data
     return _check(
@@ -245,23 +245,67 @@ def look_over(
     )
 
 
-def nest(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a program as a file would hold them; for `Layers.flags`.
+def _own_metric_of(base: Mapping[str, Any]) -> set[str]:
+    name = (base.get("evaluation") or {}).get("best_metric")
+    return {name} - set(BEST_METRICS) if name else set()
+
+
+def layers_of_program(
+    options: Mapping[str, Any],
+    paths: Iterable[str] = (),
+    config: Config | None = None,
+) -> Layers:
+    """What a program says instead of a command line.
+
+    Numbers of numpy and torch, paths and tuples may stand for plain numbers, texts and lists.
 
     Args:
-        options: sections with a mapping each, and options by (dotted) name; paths and tuples may
-            stand for texts and lists.
+        options: sections with a mapping each, and options by (dotted) name.
+        paths: of YAML files, later ones win.
+        config: whole, instead of files.
+
+    Raises:
+        UserError: a file cannot be read.
     """
+    layers = Layers(files={} if config is None else _plain(config), flags=_nest(options))
+    if problems := _read_files(paths, layers):
+        raise UserError(*problems)
+    return layers
+
+
+def check_own(extra: Sequence[Extra], given: Mapping[str, Any]) -> dict[str, Any]:
+    """A command's own options as a program gives them, checked; for `Layers.own`.
+
+    Raises:
+        UserError: lists every wrong type.
+    """
+    values, problems = {item.name: item.default for item in extra}, []
+    for item in extra:
+        if item.name in given:
+            option, value = Option(item.name, item.type, item.default, ""), _plain(given[item.name])
+            try:
+                values[item.name] = _from_object(option, value)
+            except (jsonargparse.ArgumentError, OverflowError):
+                problems.append(_wrong_type(option, value))
+    if problems:
+        raise UserError(*problems)
+    return values
+
+
+def _nest(options: Mapping[str, Any]) -> dict[str, Any]:
     nested: dict[str, Any] = {}
     for name, value in options.items():
         section, dot, option = name.partition(".")
-        if dot and section in _sections():
-            value = {option: value}
-        nested = _merge(nested, {section if dot and section in _sections() else name: value})
-    return _plain(nested)
+        plain = _plain(value)
+        in_section = bool(dot) and section in _sections()
+        nested = _merge(nested, {section: {option: plain}} if in_section else {name: plain})
+    return nested
 
 
 def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    value = value.tolist() if hasattr(value, "tolist") else value  # of numpy and torch
     if isinstance(value, Mapping):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from t5_fsdp.planning.parts import MemoryParts
     from t5_fsdp.planning.run import PlannedRun
 
-_EXTRA = [
+OWN_OPTIONS = [
     Extra("world_size", "Devices, one process each.", type=int, default=8),
     Extra("devices_per_node", "Devices of one machine.", type=int, default=8),
     Extra("device", "Which device, for its memory and speed; cpu: what a run on the CPU keeps, "
@@ -59,7 +59,7 @@ def _plan(argv: Sequence[str], session: Session) -> None:
         argv,
         command="plan",
         description="Memory and time of a training run, without running it.",
-        extra=_EXTRA,
+        extra=OWN_OPTIONS,
         config_required=True,
     )
     config = resolve(layers)

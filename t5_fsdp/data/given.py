@@ -84,12 +84,14 @@ def given_rows(
             yield dict(zip(columns, example, strict=True))
         else:
             raise UserError(
-                f"data, {split}, example {number} is {_show(example)}; give a pair (document, "
+                f"data, {split}, example {number} is {show(example)}; give a pair (document, "
                 f"summary), or a mapping with {columns[0]} and {columns[1]}"
             )
 
 
 def _items(examples: Any, split: str) -> Iterator[Any]:
+    if hasattr(examples, "itertuples"):  # iterating over it gives the columns' names
+        raise UserError(f'data, {split} is a DataFrame; give its rows: .to_dict("records")')
     is_one_text = isinstance(examples, str | Mapping)
     if hasattr(examples, "__iter__") and not is_one_text:
         return iter(examples)
@@ -97,7 +99,7 @@ def _items(examples: Any, split: str) -> Iterator[Any]:
         # torch's datasets need not raise IndexError at their end, on which iter() relies.
         return (examples[index] for index in range(len(examples)))
     raise UserError(
-        f"data, {split} is {_show(examples)}; give a list of pairs (document, summary), or a "
+        f"data, {split} is {show(examples)}; give a list of pairs (document, summary), or a "
         "dataset with __len__ and __getitem__"
     )
 
@@ -127,6 +129,8 @@ def _json(row: dict[str, Any], number: int) -> str:
         ) from None
 
 
-def _show(value: Any) -> str:
-    text = repr(value)
-    return f"a {type(value).__name__}: " + (text if len(text) <= 60 else text[:57] + "...")
+def show(value: Any) -> str:
+    """Type and beginning of a wrong value, for messages."""
+    text, kind = " ".join(repr(value).split()), type(value).__name__
+    article = "an" if kind[0].lower() in "aeiou" else "a"
+    return f"{article} {kind}: " + (text if len(text) <= 60 else text[:57] + "...")

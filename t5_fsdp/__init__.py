@@ -16,12 +16,14 @@ if TYPE_CHECKING:
         train,
     )
     from t5_fsdp.config import Config
-    from t5_fsdp.errors import UserError
+    from t5_fsdp.errors import PeerFailed, Preempted, UserError
 
 __version__ = "0.1.0"
 __all__ = [
     "Config",
     "EvaluationResult",
+    "PeerFailed",
+    "Preempted",
     "TrainResult",
     "UserError",
     "evaluate",
@@ -30,7 +32,8 @@ __all__ = [
     "summarize",
     "train",
 ]
-_MODULES = {"Config": "t5_fsdp.config", "UserError": "t5_fsdp.errors"}
+_ERRORS = dict.fromkeys(("PeerFailed", "Preempted", "UserError"), "t5_fsdp.errors")
+_MODULES = {"Config": "t5_fsdp.config", **_ERRORS}
 
 
 def __getattr__(name: str) -> Any:

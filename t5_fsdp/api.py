@@ -316,7 +316,7 @@ def plan(
     }
     own = check_own(OWN_OPTIONS, given)
     checked = resolve(_layers_of(config), own_metrics=None)
-    return call(lambda session: make_plan(checked, own, session), quiet=quiet)
+    return call(lambda session: make_plan(checked, own, session), quiet=quiet, makes_group=False)
 
 
 def _check(config: Config, given: Mapping[str, Examples] | None, metric: Metric | None) -> Config:

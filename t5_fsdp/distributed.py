@@ -153,6 +153,8 @@ class World:
         self.background_group: dist.ProcessGroup | None = None
         # Without torchrun rank 0 keeps the store: it has to outlive the others' last question.
         self.hosts_store = False
+        # Only a group that is ours is destroyed.
+        self.is_connected = False
 
     @property
     def is_main(self) -> bool:
@@ -275,6 +277,7 @@ class World:
             timeout=timeout,
             device_id=self.device if on_gpu else None,
         )
+        self.is_connected = True
         self.background_group = dist.new_group(backend="gloo", timeout=timeout)
 
     def meet(self, should_stop: Callable[[], bool]) -> bool:
@@ -309,9 +312,10 @@ class World:
         import torch.distributed as dist
 
         gc.collect()
-        if dist.is_initialized():
+        if self.is_connected:
             self.barrier()
             dist.destroy_process_group()
+            self.is_connected = False
 
     def barrier(self) -> None:
         """Wait for all ranks (on the CPU backend, bounded by the collective timeout)."""

@@ -2,7 +2,8 @@
 
 Before training nothing is lost by stopping at once, so the first signal raises `Preempted`. Inside
 `deferred()` it only sets a flag, which the training loop reads between steps and all ranks agree
-on. A second signal ends the process at once.
+on. A second signal ends the process at once; a second Ctrl-C in somebody else's program, a notebook
+for one, is Python's KeyboardInterrupt.
 """
 
 from __future__ import annotations
@@ -22,10 +23,15 @@ SIGNALS = tuple(
 
 
 class Interruption:
-    """The state of being asked to stop; use as a context manager round a whole command."""
+    """The state of being asked to stop; use as a context manager round a whole command.
 
-    def __init__(self) -> None:
+    Args:
+        is_guest: this is somebody else's program, which goes on after a second Ctrl-C.
+    """
+
+    def __init__(self, *, is_guest: bool = False) -> None:
         self.requested: signal.Signals | None = None
+        self._is_guest = is_guest
         self._deferred = False
         self._before: dict[int, object] = {}
 
@@ -34,7 +40,9 @@ class Interruption:
         # the handlers stay whoever's they are.
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
-                self._before[number] = signal.signal(number, self._handle)
+                # None: a handler in C, as of faulthandler.register, which could not be put back.
+                if signal.getsignal(number) is not None:
+                    self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -53,6 +61,8 @@ class Interruption:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested is not None:
+            if self._is_guest and number == signal.SIGINT:
+                raise KeyboardInterrupt
             os._exit(128 + number)
         self.requested = signal.Signals(number)
         if not self._deferred:

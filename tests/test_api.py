@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import faulthandler
 import json
 import logging
 import os
 import pickle
+import random
 import signal
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +26,7 @@ import torch
 import yaml
 
 import t5_fsdp
-from t5_fsdp import Config, UserError, api, evaluate, load_config, plan, summarize, train
+from t5_fsdp import Config, Preempted, UserError, api, evaluate, load_config, plan, summarize, train
 from t5_fsdp.cli.options import dump_yaml
 from t5_fsdp.config import TrainConfig
 from tests.conftest import MODEL, ROOT, make_pairs, read_metrics, tiny_options
@@ -317,8 +322,93 @@ def test_a_failure_leaves_no_process_group(corpus: Path, tmp_path: Path, monkeyp
     try:
         with pytest.raises(UserError, match=r"has a torch\.distributed process group already"):
             train(config, quiet=True)
+        assert plan(config)["fits"]  # needs none
+        assert dist.is_initialized()
     finally:
         dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def odd_torch() -> Iterator[None]:
+    """What a program may have set, each of which would change or break a training."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        with (
+            torch.device("meta"),
+            torch.autocast("cpu", dtype=torch.bfloat16),
+            torch.inference_mode(),
+        ):
+            yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def state_of_process() -> tuple[Any, ...]:
+    return (
+        torch.get_default_dtype(),
+        torch.get_default_device(),
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch.get_rng_state().tolist(),
+        np.random.get_state()[1].tolist(),  # type: ignore[index,union-attr]
+        random.getstate(),
+        sys.excepthook,
+        dict(os.environ),
+        {number: signal.getsignal(number) for number in signal.valid_signals()},
+    )
+
+
+def test_the_programs_state_is_neither_heeded_nor_changed(corpus: Path, tmp_path: Path) -> None:
+    usual = train(tiny_config(corpus, tmp_path / "usual", **{"train.max_steps": 2}), quiet=True)
+    faulthandler.register(signal.SIGUSR1)  # in C: Python can't put it back
+    try:
+        with odd_torch():
+            before = state_of_process()
+            config = tiny_config(corpus, tmp_path / "odd", **{"train.max_steps": 2})
+            odd = train(config, quiet=True)
+            assert state_of_process() == before
+    finally:
+        faulthandler.unregister(signal.SIGUSR1)
+    assert losses(odd.run_dir) == losses(usual.run_dir) and odd.scores == usual.scores
+
+
+def test_one_call_at_a_time_from_any_thread(corpus: Path, tmp_path: Path) -> None:
+    refused: list[str] = []
+
+    def nested(predictions: list[str], references: list[str]) -> dict[str, float]:
+        with pytest.raises(UserError) as caught:
+            summarize(["a text"], tmp_path / "run", quiet=True)
+        refused.append(str(caught.value))
+        return {"even": 1.0}
+
+    config = tiny_config(corpus, tmp_path / "run", **{"train.max_steps": 1})
+    with ThreadPoolExecutor(1) as thread:
+        result = thread.submit(train, config, metric=nested, quiet=True).result()
+    assert result.scores["even"] == 1 and "another call of t5_fsdp is at work" in refused[0]
+    assert summarize([""], result.checkpoint) == [""]  # the lock is free
+
+
+def test_ctrl_c_saves_and_a_second_one_is_pythons(corpus: Path, tmp_path: Path) -> None:
+    def interrupt(times: int) -> Any:
+        def metric(predictions: list[str], references: list[str]) -> dict[str, float]:
+            if len(references) == 13:  # no trial: a validation
+                for _ in range(times):
+                    signal.raise_signal(signal.SIGINT)
+            return {}
+
+        return metric
+
+    options = {"evaluation.every_steps": 2, "train.max_steps": 5}
+    config = tiny_config(corpus, tmp_path / "run", **options)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, metric=interrupt(2), quiet=True)
+    status = json.loads((tmp_path / "run/status.json").read_text())
+    assert (status["state"], status["message"]) == ("failed", "KeyboardInterrupt")
+    with pytest.raises(Preempted, match="after step 3"):
+        train(config, metric=interrupt(1), quiet=True)
+    assert train(config, metric=coverage, quiet=True).step == 5
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_plan_gives_the_commands_numbers(corpus: Path, tmp_path: Path) -> None:

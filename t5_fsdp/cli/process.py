@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
+import threading
 import time
 import traceback
 import warnings
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from t5_fsdp.cli.caller_state import caller_state_kept
 from t5_fsdp.console import Console
 from t5_fsdp.distributed import (
     Launch,
@@ -137,23 +139,32 @@ def run(command: Callable[[Session], None], *, results_on_stdout: bool = False) 
             session.console.close()
 
 
-def call(command: Callable[[Session], T], *, quiet: bool = False) -> T:
+def call(command: Callable[[Session], T], *, quiet: bool = False, makes_group: bool = True) -> T:
     """Do a command's work inside somebody's program; its result.
 
-    The program gets back what it had: signal handlers, warnings, no process group of ours.
+    The work finds torch as it is in a program of its own, and the caller gets back what was there:
+    signal handlers, warnings, random numbers and what else `caller_state` names.
 
     Args:
         command: the work.
         quiet: the console's lines go to a run's log.txt alone.
+        makes_group: it sets up a process group, so the caller must have none.
 
     Raises:
-        UserError: what the user can mend; on every rank.
+        UserError: what the user can mend; on every rank. Also while another call is at work.
         PeerFailed: another rank failed otherwise, and raises the reason.
         Preempted: a signal asked to stop.
+        KeyboardInterrupt: a second Ctrl-C; what was trained since the last checkpoint is lost.
     """
-    with Interruption() as interruption, _libraries_as_before():
+    with (
+        _alone(),
+        Interruption(is_guest=True) as interruption,
+        caller_state_kept(),
+        _libraries_as_before(),
+    ):
         launch = read_launch()
-        _refuse_a_second_group()
+        if makes_group:
+            _refuse_a_second_group()
         end_with_launcher(launch)
         console = Console(launch.rank == 0, quiet=quiet, colours=wants_colours())
         session = Session(launch, interruption, console)
@@ -172,6 +183,23 @@ def call(command: Callable[[Session], T], *, quiet: bool = False) -> T:
         finally:
             session.held.close()
             session.console.close()
+
+
+# Signal handlers, the process group and torch's settings belong to the whole process.
+_call_at_work = threading.Lock()
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    if not _call_at_work.acquire(blocking=False):
+        raise UserError(
+            "another call of t5_fsdp is at work in this process; wait for its end, or make this "
+            "one in a process of its own"
+        )
+    try:
+        yield
+    finally:
+        _call_at_work.release()
 
 
 def _as_one(session: Session, error: BaseException, cause: BaseException) -> BaseException:
@@ -202,7 +230,7 @@ def _leave_world(session: Session) -> None:
         return
     session.world.say_goodbye(_SECONDS_FOR_THE_LAST)
     # NCCL's might wait for a rank that is gone; that process has to end.
-    if dist.is_initialized() and session.world.device.type == "cpu":
+    if session.world.is_connected and session.world.device.type == "cpu":
         dist.destroy_process_group()
 
 
@@ -245,7 +273,7 @@ def _fail(
         if absent:
             text += f"\nno answer from rank {', '.join(map(str, absent))}: it hangs, or is gone"
     tell(text)
-    _record_end(session, "failed", str(error).split("\n")[0])
+    _record_end(session, "failed", str(error).split("\n")[0] or type(error).__name__)
     session.console.record(text)
     return error, code
 

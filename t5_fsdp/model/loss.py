@@ -84,7 +84,7 @@ class _TargetLoss(torch.autograd.Function):
         dtype = compute_dtype(states)
         head = weight.detach().to(dtype)
         wants_states, wants_weight = (wants_gradients and w for w in ctx.needs_input_grad[:2])
-        sums = torch.zeros(2, device=states.device)
+        sums = torch.zeros(2, dtype=torch.float32, device=states.device)
         states_gradient = torch.zeros_like(states) if wants_states else None
         weight_gradient: torch.Tensor | None = None
         size = options.rows_at_a_time(weight.shape[0])

@@ -26,7 +26,18 @@ import torch
 import yaml
 
 import t5_fsdp
-from t5_fsdp import Config, Preempted, UserError, api, evaluate, load_config, plan, summarize, train
+from t5_fsdp import (
+    Config,
+    PeerFailed,
+    Preempted,
+    UserError,
+    api,
+    evaluate,
+    load_config,
+    plan,
+    summarize,
+    train,
+)
 from t5_fsdp.cli.options import dump_yaml
 from t5_fsdp.config import TrainConfig
 from tests.conftest import MODEL, ROOT, make_pairs, read_metrics, tiny_options
@@ -260,6 +271,28 @@ def test_an_own_metric_chooses_the_best(corpus: Path, tmp_path: Path) -> None:
     assert evaluate(tmp_path / "run", quiet=True).source == str(result.checkpoint)
     with pytest.raises(UserError, match="best_metric is 'fewest'; give one of rouge1"):
         train(config, quiet=True)
+
+
+def train_with_a_late_mistake(corpus: Path, run_dir: Path) -> None:
+    """On a rank of a pool, or alone."""
+
+    def late(predictions: list[str], references: list[str]) -> dict[str, float]:
+        return {"share": 1 / (len(references) - 13)}  # as many are no trial
+
+    options = {"evaluation.every_steps": 2, "evaluation.best_metric": "share", "train.max_steps": 3}
+    with pytest.raises((ZeroDivisionError, PeerFailed)):
+        train(tiny_config(corpus, run_dir, **options), metric=late, quiet=True)
+
+
+def test_a_metric_that_fails_late_costs_no_step(pools: Any, corpus: Path, tmp_path: Path) -> None:
+    pools(2).run(train_with_a_late_mistake, corpus, tmp_path / "two")
+    train_with_a_late_mistake(corpus, tmp_path / "one")
+    for run in (tmp_path / "one", tmp_path / "two"):
+        assert json.loads((run / "status.json").read_text())["state"] == "failed"
+        config = tiny_config(corpus, run, **{"evaluation.every_steps": 2, "train.max_steps": 3})
+        assert train(config, metric=coverage, quiet=True).step == 3
+        assert [row["step"] for row in read_metrics(run, "validation")] == [2, 3]
+        assert "resuming from" in (run / "log.txt").read_text()
 
 
 @pytest.mark.parametrize(

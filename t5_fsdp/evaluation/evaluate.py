@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
@@ -35,6 +35,23 @@ if TYPE_CHECKING:
 
 class EvaluationStopped(Exception):
     """A rank was asked to stop before all summaries were there; raised on all of them."""
+
+
+class ScoringFailed(Exception):
+    """Rank 0 could not score the summaries; raised on all ranks, which may save their work first.
+
+    Attributes:
+        error: why, on rank 0.
+    """
+
+    def __init__(self, error: Exception | None) -> None:
+        super().__init__("the summaries could not be scored")
+        self.error = error
+
+    def tell(self) -> NoReturn:
+        """Raises why; on rank 0."""
+        assert self.error is not None
+        raise self.error
 
 
 def _stop_together(world: World, should_stop: Callable[[], bool]) -> None:
@@ -279,6 +296,7 @@ def validate(
 
     Raises:
         EvaluationStopped: one of them was.
+        ScoringFailed: something failed on rank 0 when the summaries were there, e.g. the metric.
     """
     began = time.perf_counter()
     loss = validation_loss(
@@ -290,6 +308,7 @@ def validate(
     )
 
     shown: list[dict[str, Any]] = []
+    errors: list[Exception] = []
 
     def score() -> dict[str, float]:
         assert summaries is not None
@@ -300,7 +319,16 @@ def validate(
         means = {name: evaluation.summary["scores"][name]["fmeasure"] for name in METRICS}
         return means | evaluation.metrics
 
-    figures = world.on_rank_zero(score)
+    def try_to_score() -> dict[str, float] | None:
+        try:
+            return score()
+        except Exception as error:
+            errors.append(error)
+            return None
+
+    figures = world.on_rank_zero(try_to_score)
+    if figures is None:
+        raise ScoringFailed(errors[0] if errors else None)
     seconds = time.perf_counter() - began
     return Validation(
         {"loss": loss, **figures, "examples": len(indices), "seconds": seconds}, shown

@@ -29,7 +29,7 @@ from t5_fsdp.console import Console, Progress
 from t5_fsdp.data.batching import Batches, StepBatch
 from t5_fsdp.distributed import World
 from t5_fsdp.errors import Preempted
-from t5_fsdp.evaluation.evaluate import EvaluationStopped, Validation
+from t5_fsdp.evaluation.evaluate import EvaluationStopped, ScoringFailed, Validation
 from t5_fsdp.evaluation.shown_summaries import as_lines, as_markdown
 from t5_fsdp.interruption import Interruption
 from t5_fsdp.model.flops import T5Shape
@@ -411,14 +411,7 @@ class Trainer:
 
     def _validate_step(self, step: int) -> None:
         """Loss and ROUGE of the validation subset; a new best is saved if it is not yet."""
-        assert self._validate is not None
-        try:
-            with self._meters.outside_steps("evaluation"):
-                validation = self._validate(step)
-        except EvaluationStopped:
-            if self._begun_step != step:
-                self._checkpoint(step)
-            self._stop()
+        validation = self._figures_or_end(step)
         self._state.scores[str(step)] = {
             name: value
             for name, value in validation.figures.items()
@@ -431,6 +424,24 @@ class Trainer:
             self._checkpoints.record_scores(self._state)
         elif is_new_best or self._stops_early():
             self._checkpoint(step)
+
+    def _figures_or_end(self, step: int) -> Validation:
+        """What the validation gives; where it gives nothing, the step is saved before that ends."""
+        assert self._validate is not None
+        failure = None
+        try:
+            with self._meters.outside_steps("evaluation"):
+                return self._validate(step)
+        except EvaluationStopped:
+            pass
+        except ScoringFailed as error:
+            failure = error
+        if self._begun_step != step:
+            self._checkpoint(step)
+        if failure is None:
+            self._stop()
+        self._checkpoints.wait()
+        return self._world.on_rank_zero(failure.tell)
 
     def _log_validation(self, step: int, validation: Validation) -> None:
         figures = validation.figures

@@ -1,4 +1,6 @@
-"""Fine-tune on pairs that a program has at hand: `python examples/finetune_pairs.py`.
+"""Fine-tune on pairs that a program has at hand.
+
+    PYTHONPATH=. python examples/finetune_pairs.py
 
 Also under torchrun. Here a tiny model learns from scratch to say what was done. For a pretrained
 one leave out `model` and `optimizer`: T5-small is then fetched from the Hugging Face Hub.

@@ -1,5 +1,6 @@
-"""Fine-tune under Lightning's Trainer: `python examples/lightning_wikihow.py --config FILE`.
+"""Fine-tune under Lightning's Trainer.
 
+    export PYTHONPATH=.  # or: pip install .
     python examples/lightning_wikihow.py --config configs/wikihow_t5_base.yaml --strategy fsdp
     python examples/lightning_wikihow.py --config configs/demo.yaml --steps 20      # on a CPU
 

@@ -1,4 +1,6 @@
-"""Train on a dataset class of one's own: `python examples/own_dataset.py`; also under torchrun.
+"""Train on a dataset class of one's own; also under torchrun.
+
+    PYTHONPATH=. python examples/own_dataset.py
 
 Anything with __len__ and __getitem__ will do, e.g. a torch Dataset that reads a database. Its
 examples are written as JSON Lines into the cache folder, named by their content: so they are

@@ -1,4 +1,6 @@
-"""Choose the best checkpoint by a metric of one's own: `python examples/own_metric.py`.
+"""Choose the best checkpoint by a metric of one's own.
+
+    PYTHONPATH=. python examples/own_metric.py
 
 The metric is a function of all predictions and references of a validation; its figures stand beside
 ROUGE in metrics.jsonl, TensorBoard and rouge.json, and evaluation.best_metric may name one.

@@ -1,4 +1,6 @@
-"""Train a model class of one's own: `python examples/own_model.py`; also under torchrun.
+"""Train a model class of one's own; also under torchrun.
+
+    PYTHONPATH=. python examples/own_model.py
 
 A configuration class and a model class, registered with transformers' Auto classes under a name:
 model.config.model_type then chooses it everywhere, also when a checkpoint is evaluated or exported

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import re
+
 EXIT_DONE = 0
 EXIT_DEFECT = 1
 EXIT_USER_ERROR = 2
 EXIT_PREEMPTED = 75
+
+# What torch's allocators, CUDA and cuBLAS say; torch.OutOfMemoryError is a RuntimeError.
+_OUT_OF_MEMORY = (
+    "can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "bad_alloc"
+)  # fmt: skip
 
 
 class UserError(Exception):
@@ -52,3 +60,18 @@ class PeerFailed(Exception):
     def __init__(self, exit_code: int, problems: tuple[str, ...] = ()) -> None:
         super().__init__(f"another rank ended with code {exit_code}")
         self.exit_code, self.problems = exit_code, problems
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, of a GPU or of the host."""
+    if isinstance(error, OSError):  # e.g. of a process that can't be started, or a mapped file
+        return error.errno == errno.ENOMEM
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
+
+
+def tried_to_allocate(error: BaseException) -> str:
+    """The size that there was no memory for, as the words ", asking for SIZE"; "" if not told."""
+    found = re.search(r"tried to allocate (\d[\d.]* \w+)", str(error), re.IGNORECASE)
+    return f", asking for {found.group(1)}" if found else ""

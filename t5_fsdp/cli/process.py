@@ -35,6 +35,8 @@ from t5_fsdp.errors import (
     PeerFailed,
     Preempted,
     UserError,
+    is_out_of_memory,
+    tried_to_allocate,
 )
 from t5_fsdp.files import as_user_error
 from t5_fsdp.interruption import Interruption
@@ -58,6 +60,7 @@ class Session:
         on_early_end: called on one rank with "failed" or "preempted" and a message, when the
             command ends before its work is done, e.g. to write status.json.
         last_checkpoint: what to go back to after a defect.
+        is_resumable: the same command goes on where a signal has stopped it.
         held: what is let go of at the very end, however that comes.
     """
 
@@ -68,6 +71,7 @@ class Session:
         self.world: World | None = None
         self.on_early_end: Callable[[str, str], None] = lambda state, message: None
         self.last_checkpoint: Callable[[], Path | None] = lambda: None
+        self.is_resumable = True
         self.held = contextlib.ExitStack()
 
     def enter_world(self) -> World:
@@ -259,6 +263,8 @@ def _fail(
         return peer, peer.exit_code
     if isinstance(error, Preempted):
         return error, _preempted(session, str(error))
+    if is_out_of_memory(error):
+        error = _memory_advice(error, session.launch.rank)
     error = as_user_error(error)
     code = EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_DEFECT
     absent = _absent_ranks(session, error)
@@ -275,6 +281,8 @@ def _fail(
     tell(text)
     _record_end(session, "failed", str(error).split("\n")[0] or type(error).__name__)
     session.console.record(text)
+    if error.__cause__ is not None and is_out_of_memory(error.__cause__):
+        session.console.record("".join(traceback.format_exception(error.__cause__)))
     return error, code
 
 
@@ -285,7 +293,24 @@ def _absent_ranks(session: Session, error: BaseException) -> list[int]:
     return session.world.absent_ranks(_SECONDS_FOR_THE_OTHERS)
 
 
+def _memory_advice(error: BaseException, rank: int) -> UserError:
+    """Of memory that ran out where nothing told more of it."""
+    told = UserError(
+        f"out of memory on rank {rank}, outside of training steps{tried_to_allocate(error)}; if it "
+        "was computing a validation or summaries, lower train.micro_batch_tokens, "
+        "evaluation.batch_tokens or evaluation.num_beams; if it was loading, gathering or saving "
+        "weights, shard them (parallel.engine: fsdp2) over more devices, or take a smaller model; "
+        "and end what else takes memory there"
+    )
+    told.__cause__ = error
+    return told
+
+
 def _preempted(session: Session, message: str) -> int:
+    number = session.interruption.requested
+    if number is not None and not session.is_resumable:
+        session.console.say(f"stopped by {number.name}")
+        return 128 + number
     if session.world is not None:
         # The signal may have come to this rank alone, and the others wait for it.
         session.world.claim_failure(EXIT_PREEMPTED)

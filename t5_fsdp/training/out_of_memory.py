@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,13 +11,11 @@ import torch
 from t5_fsdp.config import OptimizerConfig, ParallelConfig, TrainConfig
 from t5_fsdp.data.batching import MicroBatch, StepBatch
 from t5_fsdp.distributed import World
-from t5_fsdp.errors import UserError
+from t5_fsdp.errors import UserError, is_out_of_memory, tried_to_allocate
 from t5_fsdp.model.activations import MicroBatchShape
 from t5_fsdp.training.memory_use import resident_bytes
 from t5_fsdp.training.profiling import MemorySnapshots
 
-# What torch's allocators, CUDA and cuBLAS say where it is no torch.OutOfMemoryError.
-_SAID = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "bad_alloc")
 _WORTH_SAYING = 0.01  # of all that is taken
 # Reserved beyond what is allocated: so much of it is lost between pieces that do not fit.
 _FRAGMENTED = 0.15
@@ -57,13 +54,6 @@ class Remedy:
     price: str
     after: Settings
     is_dear: bool = False
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, of a GPU or of the host."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _SAID)
 
 
 def remedies(now: Settings, *, world_size: int, on_gpu: bool) -> list[Remedy]:
@@ -247,10 +237,8 @@ class MemoryGuard:
                 f"micro-batch {index + 1} of {len(forwards)} ({forward.rows} x {forward.source} "
                 f"source and {forward.rows} x {forward.target} target tokens)"
             )
-        tried = re.search(r"tried to allocate ([\d.]+ \w+)", str(error), re.IGNORECASE)
         head = f"out of memory on rank {self._world.rank} at step {batch.step}, {where}"
-        if tried:
-            head += f", asking for {tried.group(1)}"
+        head += tried_to_allocate(error)
         lines = advice(
             Settings(*self._sections, forward, self._longest_example),
             self._estimate,

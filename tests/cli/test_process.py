@@ -9,6 +9,8 @@ import signal
 import time
 from typing import Any
 
+import torch
+
 from t5_fsdp.cli.process import Session, run
 from t5_fsdp.errors import UserError
 
@@ -26,6 +28,8 @@ def _end(kind: str, faulty_rank: int) -> tuple[int, list[tuple[str, str]], str]:
             if kind == "signal":
                 os.kill(os.getpid(), signal.SIGTERM)
                 time.sleep(_SECONDS_UNTIL_A_HANG)
+            if kind == "memory":
+                torch.empty(2**50, dtype=torch.uint8)
             raise UserError("the value is wrong") if kind == "user" else RuntimeError("a defect")
         world.wait_for("never set")
 
@@ -51,6 +55,14 @@ def test_one_rank_reports_a_user_error_of_any_rank(pools: Any) -> None:
         assert [code for code, _, _ in results] == [2, 2]
         assert [ended for _, ended, _ in results if ended] == [[("failed", "the value is wrong")]]
         assert "".join(err for _, _, err in results) == "error: the value is wrong\n"
+
+
+def test_memory_that_runs_out_anywhere_is_one_line_of_advice(pools: Any) -> None:
+    results = pools(2).run(_end, "memory", 1)
+    assert [code for code, _, _ in results] == [2, 2]
+    (line,) = "".join(err for _, _, err in results).splitlines()
+    assert line.startswith("error: out of memory on rank 1, outside of training steps, asking for ")
+    assert "asking for 1125899906842624 bytes; " in line and "evaluation.batch_tokens" in line
 
 
 def test_a_defect_has_code_one_and_names_the_last_checkpoint(pools: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import time
@@ -13,9 +14,10 @@ import pytest
 import torch
 
 from t5_fsdp.config import OptimizerConfig, ParallelConfig, TrainConfig
+from t5_fsdp.errors import is_out_of_memory
 from t5_fsdp.model.activations import MicroBatchShape
 from t5_fsdp.parallel.wrapping import blocks_at_work
-from t5_fsdp.training.out_of_memory import Settings, advice, is_out_of_memory, remedies
+from t5_fsdp.training.out_of_memory import Settings, advice, remedies
 from tests.conftest import tiny_options
 from tests.workers import run_command
 
@@ -116,6 +118,8 @@ def test_without_an_estimate_all_are_named() -> None:
         (MemoryError(), True),
         (RuntimeError("shape '[3]' is invalid for input of size 4"), False),
         (ValueError("can't allocate memory"), False),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
+        (OSError(errno.ENOSPC, "No space left on device"), False),
     ],
 )
 def test_errors_are_told_apart(error: BaseException, expected: bool) -> None:
@@ -169,3 +173,26 @@ def test_one_rank_out_of_memory_ends_the_run_on_all(
     assert "optimizer.name: adafactor" in "".join(saving)  # of so small a model it is the most
     assert "train.micro_batch_tokens" in "".join(saving)
     assert max(seconds for *_, seconds in results) < 25
+
+
+def train_without_memory_for_validation(argv: list[str]) -> Any:
+    """On a rank of the pool: train; the loss of the validation asks for a PiB."""
+    from t5_fsdp.evaluation import evaluate
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            evaluate, "validation_loss", lambda *_, **__: torch.empty(2**50, dtype=torch.uint8)
+        )
+        return run_command("train", argv)
+
+
+def test_a_validation_out_of_memory_is_told_and_its_traceback_is_in_the_log(
+    pools: Any, corpus: Path, tmp_path: Path
+) -> None:
+    argv = tiny_options(corpus, tmp_path / "run", **{"train.max_steps": 1})
+    ((code, _, err),) = pools(1).run(train_without_memory_for_validation, argv)
+    assert code == 2
+    (line,) = err.splitlines()
+    assert line.startswith("error: out of memory on rank 0, outside of training steps")
+    log = (tmp_path / "run/log.txt").read_text(encoding="utf-8")
+    assert line in log and "Traceback" in log and "in validate" in log

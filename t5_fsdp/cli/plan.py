@@ -144,10 +144,9 @@ def plan_run(config: Config, world: World, spec: ModelSpec | None = None) -> Pla
     Raises:
         UserError: the model is not to be had, or the sharding does not suit the ranks.
     """
-    from t5_fsdp.model.build import build_on_meta, check_model, check_positions
+    from t5_fsdp.model.build import check_model, check_positions
     from t5_fsdp.model.flops import T5Shape
     from t5_fsdp.parallel.mesh import mesh_problems
-    from t5_fsdp.planning.model_sizes import ModelSizes
     from t5_fsdp.planning.planned_model import planned_spec
     from t5_fsdp.planning.run import PlannedRun
 
@@ -166,10 +165,9 @@ def plan_run(config: Config, world: World, spec: ModelSpec | None = None) -> Pla
             f"the options of a {spec.config.model_type} do not say its shape as those of a T5, "
             "BART or Pegasus do; use one of these"
         ) from None
-    return PlannedRun(
-        spec=spec,
-        sizes=ModelSizes.of(build_on_meta(spec, config.model.attention), config.parallel),
-        attention=config.model.attention,
+    return PlannedRun.of(
+        spec,
+        config.model.attention,
         data=config.data,
         parallel=config.parallel,
         optimizer=config.optimizer,

@@ -44,8 +44,17 @@ def bootstrap_percentiles(
     Args:
         values, seed: as of `resampled_means`.
     """
+    return percentiles(resampled_means(values, seed), values.mean(axis=0))
+
+
+def percentiles(means: np.ndarray, mean: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """As `bootstrap_percentiles`, where the resampled means are at hand.
+
+    Args:
+        means: [resamples, columns].
+        mean: of all examples, [columns].
+    """
     tail = (1 - CONFIDENCE) / 2
-    low, middle, high = np.quantile(resampled_means(values, seed), [tail, 0.5, 1 - tail], axis=0)
+    low, middle, high = np.quantile(means, [tail, 0.5, 1 - tail], axis=0)
     # Rounding must not put the mean of equal scores outside of their interval.
-    mean = values.mean(axis=0)
     return np.minimum(low, mean), middle, np.maximum(high, mean)

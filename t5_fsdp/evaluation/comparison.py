@@ -11,7 +11,7 @@ from t5_fsdp.errors import UserError
 from t5_fsdp.evaluation.bootstrap import (
     CONFIDENCE,
     RESAMPLES,
-    bootstrap_percentiles,
+    percentiles,
     resampled_means,
 )
 from t5_fsdp.evaluation.predictions import references_of
@@ -66,15 +66,15 @@ def compare(scores: Scores, baseline: Scores, seed: int = 1) -> dict[str, dict[s
     resamples in which the baseline is better. wins, ties and losses count examples.
     """
     differences = scores.fmeasure - baseline.fmeasure
-    low, _, high = bootstrap_percentiles(differences, seed)
-    below = (resampled_means(differences, seed) < 0).mean(axis=0)
+    mean, means = differences.mean(axis=0), resampled_means(differences, seed)
+    low, _, high = percentiles(means, mean)
     columns = {
         "fmeasure": scores.fmeasure.mean(axis=0),
         "baseline_fmeasure": baseline.fmeasure.mean(axis=0),
-        "difference": differences.mean(axis=0),
+        "difference": mean,
         "difference_low": low,
         "difference_high": high,
-        "share_below_zero": below,
+        "share_below_zero": (means < 0).mean(axis=0),
         "wins": (differences > 0).sum(axis=0),
         "ties": (differences == 0).sum(axis=0),
         "losses": (differences < 0).sum(axis=0),

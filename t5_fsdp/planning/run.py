@@ -8,7 +8,7 @@ from t5_fsdp.config import DataConfig, OptimizerConfig, ParallelConfig, TrainCon
 from t5_fsdp.data.batching import round_up
 from t5_fsdp.distributed import World
 from t5_fsdp.model.activations import ActivationOptions, MicroBatchShape
-from t5_fsdp.model.build import ModelSpec
+from t5_fsdp.model.build import ModelSpec, build_on_meta
 from t5_fsdp.model.flops import T5Shape
 from t5_fsdp.model.loss import LossOptions
 from t5_fsdp.parallel.common import DTYPES
@@ -37,6 +37,23 @@ class PlannedRun:
     train: TrainConfig
     width_multiple: int
     world: World
+
+    @classmethod
+    def of(
+        cls,
+        spec: ModelSpec,
+        attention: str,
+        *,
+        data: DataConfig,
+        parallel: ParallelConfig,
+        optimizer: OptimizerConfig,
+        train: TrainConfig,
+        width_multiple: int,
+        world: World,
+    ) -> PlannedRun:
+        """With the sizes of the model, which is built without memory for them."""
+        sizes = ModelSizes.of(build_on_meta(spec, attention), parallel)
+        return cls(spec, sizes, attention, data, parallel, optimizer, train, width_multiple, world)
 
     @property
     def shape(self) -> T5Shape:

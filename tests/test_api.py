@@ -118,6 +118,10 @@ def test_options_are_checked_as_a_commands(tmp_path: Path) -> None:
     assert config.run_dir == str(tmp_path) and config.optimizer.lr == 3e-3
     assert (config.train.epochs, config.train.max_steps) == (1.0, 3)
     assert config.data.train_files == [str(tmp_path / "a.jsonl")]
+    entries = {"model.config.d_model": 32, "model.config.num_layers": 1}
+    changed = load_config(ROOT / "configs/demo.yaml", **entries).model.config
+    before = load_config(ROOT / "configs/demo.yaml").model.config
+    assert changed == {**before, "d_model": 32, "num_layers": 1} and len(before) > 2
     wrong = {"train.epoch": 1, "optimizer": {"lr": "fast"}, "evaluation.num_beams": 0}
     with pytest.raises(UserError) as caught:
         load_config(**wrong)

@@ -297,6 +297,8 @@ def _nest(options: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in options.items():
         section, dot, option = name.partition(".")
         plain = _plain(value)
+        if (parent := _mapping_of(name, _options())) is not None:
+            option, plain = parent.partition(".")[2], Entries({name[len(parent) + 1 :]: plain})
         in_section = bool(dot) and section in _sections()
         nested = _merge(nested, {section: {option: plain}} if in_section else {name: plain})
     return nested
@@ -569,8 +571,10 @@ def _merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]
 def _merged_value(below: Any, above: Any) -> Any:
     if below is None or not isinstance(above, Entries):
         return above
-    # What is no mapping is reported when the values are checked.
-    return {**below, **above} if isinstance(below, dict) else below
+    if not isinstance(below, dict):
+        return below  # reported when the values are checked
+    merged = {**below, **above}
+    return Entries(merged) if isinstance(below, Entries) else merged
 
 
 def _check(

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from t5_fsdp.console import print_out
 from t5_fsdp.errors import EXIT_DEFECT, EXIT_USER_ERROR, PeerFailed, UserError
+from t5_fsdp.quantities import counted
 
 if TYPE_CHECKING:
     import torch
@@ -466,8 +467,8 @@ def pick_device(launch: Launch) -> torch.device:
     num_gpus = torch.cuda.device_count()
     if launch.local_world_size > num_gpus:
         raise UserError(
-            f"{launch.local_world_size} processes on this node but {num_gpus} GPUs; start with "
-            f"--nproc_per_node {num_gpus}"
+            f"{launch.local_world_size} processes on this node but {counted(num_gpus, 'GPU')}; "
+            f"start with --nproc_per_node {num_gpus}"
         )
     device = torch.device("cuda", launch.local_rank)
     torch.cuda.set_device(device)

@@ -17,6 +17,7 @@ from t5_fsdp.checkpoint.format import (
     step_with_damaged,
 )
 from t5_fsdp.errors import UserError
+from t5_fsdp.quantities import counted
 
 Scores = dict[str, dict[str, float]]  # validation figures by step
 
@@ -109,7 +110,8 @@ def check_room(
     exported = f" and an export of {_gigabytes(export_bytes)}" if export_bytes else ""
     if needed > free + held:
         raise UserError(
-            f"run_dir {run_dir} has {_gigabytes(free)} free, and {num_checkpoints} checkpoints of "
+            f"run_dir {run_dir} has {_gigabytes(free)} free, and "
+            f"{counted(num_checkpoints, 'checkpoint')} of "
             f"{_gigabytes(checkpoint_bytes)} (kept ones, and one being written){exported} need "
             f"{_gigabytes(needed - held)}; make room, lower "
             "checkpoint.keep_last, keep_best or raise keep_every, or give a run_dir on a larger "

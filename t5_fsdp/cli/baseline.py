@@ -14,6 +14,7 @@ from t5_fsdp.config import Config
 from t5_fsdp.console import Console
 from t5_fsdp.errors import UserError
 from t5_fsdp.files import write_json
+from t5_fsdp.quantities import counted
 
 if TYPE_CHECKING:
     from t5_fsdp.evaluation.generation import GeneratedSummary, GenerationSettings
@@ -172,7 +173,8 @@ def _summarize(
 
     assert session.world is not None
     config = baseline.config
-    session.console.say(f"summarizing {len(examples):,} documents with {loaded.source}")
+    documents = counted(len(examples), "document")
+    session.console.say(f"summarizing {documents} with {loaded.source}")
     sources = encode_sources(
         loaded.tokenizer,
         [example["document"] for example in examples],

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 from t5_fsdp.config import Config
 from t5_fsdp.console import Console
 from t5_fsdp.distributed import World
+from t5_fsdp.quantities import memory_size
 
 if TYPE_CHECKING:
     from t5_fsdp.data.prepared import PreparedData
     from t5_fsdp.model.build import ModelSpec
     from t5_fsdp.planning.run import PlannedRun
     from t5_fsdp.training.out_of_memory import Estimate, Settings
-
-_GIB = 2**30
 
 
 def refuse_what_cannot_fit(
@@ -55,7 +54,7 @@ def refuse_what_cannot_fit(
 def say_memory(
     config: Config, world: World, spec: ModelSpec, prepared: PreparedData, console: Console
 ) -> None:
-    """The estimate in a line, on rank 0."""
+    """The estimate in three lines, on rank 0."""
     from t5_fsdp.planning.memory import estimate_memory
 
     if not world.is_main:
@@ -63,16 +62,14 @@ def say_memory(
     run = planned_training(config, world, spec, prepared)
     parts = estimate_memory(run, run.micro_batch(*run.longest))
     device = _gpu_bytes(world)
-    of = "" if device is None else f" of {device / _GIB:.1f} GiB"
+    of = "" if device is None else f", of {memory_size(device)}"
+    rest = "Python and PyTorch" if device is None else "CUDA and NCCL"
     console.say(
-        f"memory of a rank, estimated: {_size(parts.peak)} at the peak{of}; weights, gradients and "
-        f"optimizer state {_size(parts.state)}, activations {_size(parts.activations)} "
-        "(scripts/plan.py says more)"
+        f"memory of a rank, estimated: {memory_size(parts.peak)} of tensors at the peak{of}\n"
+        f"  weights, gradients and optimizer state {memory_size(parts.state)}, activations "
+        f"{memory_size(parts.activations)}\n"
+        f"  {rest} come on top; scripts/plan.py says more"
     )
-
-
-def _size(number: int) -> str:
-    return f"{number / _GIB:.1f} GiB" if number >= _GIB else f"{number / 2**20:.1f} MiB"
 
 
 def step_estimate(

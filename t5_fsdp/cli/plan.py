@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -29,8 +30,9 @@ OWN_OPTIONS = [
           type=Literal["a100-40", "a100-80", "h100", "h200", "l4", "a10g", "v100-16", "v100-32",
                        "t4", "cpu"],
           default="a100-40"),
-    Extra("device_memory_gib", "Memory of a device in GiB; null: as of --device. 2 GiB of a GPU's "
-          "are taken to be CUDA's, NCCL's and lost between blocks.", type=float | None),
+    Extra("device_memory_gib", "Memory of a device in GiB; null: as of --device, with cpu this "
+          "machine's, divided by the processes of a node. 2 GiB of a GPU's are taken to be CUDA's, "
+          "NCCL's and lost between blocks.", type=float | None),
     Extra("source_tokens", "Mean tokens of a source, for the time; null: of the prepared data, "
           "else data.max_source_tokens.", type=float | None),
     Extra("target_tokens", "Mean tokens of a target; null: likewise.", type=float | None),
@@ -118,8 +120,6 @@ def _check(own: Mapping[str, Any], config: Config) -> None:
         problems.append(
             f"--world_size {size} is no multiple of --devices_per_node {local}; give whole nodes"
         )
-    if own["device"] == "cpu" and own["device_memory_gib"] is None:
-        problems.append("--device cpu needs --device_memory_gib: what a process may take")
     if problems:
         raise UserError(*problems)
 
@@ -177,6 +177,23 @@ def plan_run(config: Config, world: World, spec: ModelSpec | None = None) -> Pla
     )
 
 
+def _host_bytes() -> int:
+    """Memory of this machine, or of the container.
+
+    Raises:
+        UserError: the system does not tell.
+    """
+    from t5_fsdp.cli.machine_checks.limits import memory_limit_bytes
+
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return min(total, memory_limit_bytes() or total)
+    except (AttributeError, ValueError, OSError):
+        raise UserError(
+            "--device cpu needs --device_memory_gib here: this system does not tell its memory"
+        ) from None
+
+
 def _check_micro_batch(run: PlannedRun) -> None:
     longest, limit = sum(run.longest), run.train.micro_batch_tokens
     if longest > limit:
@@ -201,8 +218,9 @@ class _Plan:
         self._device: Device | None = DEVICES.get(own["device"])
         if own["device_memory_gib"] is not None:
             self._memory = int(own["device_memory_gib"] * _GIB)
+        elif self._device is None:
+            self._memory = _host_bytes() // planned.world.launch.local_world_size
         else:
-            assert self._device is not None  # `_check` asks for the memory of a CPU
             self._memory = self._device.memory_bytes
         self._limit = self._memory if self._device is None else usable_bytes(self._memory)
         self._workload = find_workload(

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from t5_fsdp.planning.step_time import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY
+from t5_fsdp.quantities import counted, duration, memory_size, traffic_size
 
 if TYPE_CHECKING:
     from t5_fsdp.model.activations import MicroBatchShape
@@ -30,15 +31,14 @@ def wrap(text: str) -> str:
     return textwrap.fill(text, _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
 
 
-def _number(count: int, what: str) -> str:
-    return f"{count:,} {what}" + ("" if count == 1 else "es" if what.endswith("ch") else "s")
+def _times(*seconds: float) -> tuple[list[str], str]:
+    """Numbers of three digits, and the unit that suits the first: steps take microseconds to hours.
 
-
-def _seconds(seconds: float) -> str:
-    """Three digits, since steps take milliseconds to minutes."""
-    if seconds >= 100:
-        return f"{seconds:.1f}"
-    return f"{seconds:#.3g}" if seconds >= 1e-4 else "0"
+    E.g. (["0.442", "0.401"], "ms").
+    """
+    factor, unit = (1.0, "s") if seconds[0] >= 0.1 else (1000.0, "ms")
+    shown = [factor * value for value in seconds]
+    return ["0" if v < 1e-4 else f"{v:.1f}" if v >= 100 else f"{v:#.3g}" for v in shown], unit
 
 
 def heading(run: PlannedRun, batch: MicroBatchShape, device: str) -> str:
@@ -52,13 +52,13 @@ def heading(run: PlannedRun, batch: MicroBatchShape, device: str) -> str:
     sharding = parallel.sharding or ("no_shard" if parallel.engine == "ddp" else "full_shard")
     what = (
         f"{run.sizes.count:,} parameters{trained}, {world.world_size} x {device} on "
-        f"{_number(nodes, 'node')}, {parallel.engine} {sharding} "
+        f"{counted(nodes, 'node')}, {parallel.engine} {sharding} "
         f"{parallel.param_dtype}, activation checkpointing {parallel.activation_checkpointing}, "
         f"{optimizer}"
     )
     rows = (
         f"the micro-batch that needs most: {batch.rows} x ({batch.source} + {batch.target}) "
-        f"tokens; a step of the longest examples has {_number(run.micro_batches, 'micro-batch')}"
+        f"tokens; a step of the longest examples has {counted(run.micro_batches, 'micro-batch')}"
     )
     return f"{wrap(what)}\n{wrap(rows)}"
 
@@ -94,15 +94,15 @@ def verdict(
     changes: Sequence[Change],
 ) -> str:
     """Fits or not, by how much, and what to change."""
-    room = (limit - parts.peak) / _GIB
-    device = f"{device_bytes / _GIB:.1f} GiB"
+    room = limit - parts.peak
+    device = memory_size(device_bytes)
     if limit < device_bytes:
-        device += f", of which {limit / _GIB:.1f} are usable"
+        device += f", of which {memory_size(limit)} are usable"
     lines = []
     if room >= 0:
-        lines.append(f"fits: {room:.1f} GiB to spare of {device}")
+        lines.append(f"fits: {memory_size(room)} to spare of {device}")
     else:
-        lines.append(f"does not fit: {-room:.1f} GiB too much for {device}")
+        lines.append(f"does not fit: {memory_size(-room)} too much for {device}")
         lines += [f"  fits with {change.describe()}" for change in changes]
         if not changes:
             lines.append(
@@ -126,10 +126,10 @@ def validation(needed: tuple[int, int], limit: int, run: PlannedRun, mode: str) 
         limit: usable bytes of the device.
         mode: `evaluation.generation_mode`.
     """
-    lasting, whole = (size / _GIB for size in needed)
+    lasting, whole = map(memory_size, needed)
     text = (
-        f"validation: a whole model that generates takes {whole:.1f} GiB beside {lasting:.1f} of "
-        "weights and optimizer state"
+        f"validation: a whole model that generates takes {whole} beside {lasting} of weights and "
+        "optimizer state"
     )
     may_shard = run.parallel.frees_units and run.world.world_size > 1
     if mode == "sharded":
@@ -157,48 +157,54 @@ def time(
 ) -> str:
     """Seconds of a step and what they rest on, hours and dollars."""
     lengths = workload.lengths
-    gigabytes = f"{found.communication_within_node_bytes / 1e9:.2f} GB within a node (a device)"
+    traffic = f"{traffic_size(found.communication_within_node_bytes)} within a node (a device)"
     if nodes > 1:
-        between = found.communication_between_nodes_bytes / 1e9
-        gigabytes += f", {between:.2f} GB between nodes (a node)"
+        between = traffic_size(found.communication_between_nodes_bytes)
+        traffic += f", {between} between nodes (a node)"
+    (step, compute, communication, exposed, optimizer), unit = _times(
+        found.step_seconds,
+        found.compute_seconds,
+        found.communication_seconds - found.exposed_seconds,
+        found.exposed_seconds,
+        found.optimizer_seconds,
+    )
     lines = [
-        f"step: {_seconds(found.step_seconds)} s = max(arithmetic "
-        f"{_seconds(found.compute_seconds)}, communication "
-        f"{_seconds(found.communication_seconds - found.exposed_seconds)}) + not overlapped "
-        f"{_seconds(found.exposed_seconds)} + optimizer {_seconds(found.optimizer_seconds)}",
-        f"communication of a step: {gigabytes}",
+        f"step: {step} {unit} = max(arithmetic {compute}, communication {communication}) + not "
+        f"overlapped {exposed} + optimizer {optimizer}",
+        f"communication of a step: {traffic}",
         f"{found.tokens_per_second:,.0f} tokens/s, {found.mfu:.0%} MFU, "
-        f"{_number(found.micro_batches, 'micro-batch')} a step",
+        f"{counted(found.micro_batches, 'micro-batch')} a step",
         f"tokens of an example: {lengths.source:.0f} + {lengths.target:.0f} ({lengths.origin}); "
         f"{COMPUTE_EFFICIENCY:.0%} of the peak and {BANDWIDTH_EFFICIENCY:.0%} of the bandwidths "
         f"of {device.name} in {device.node}",
     ]
     if hours is None or steps is None:
-        lines.append("hours: give --num_examples, which nothing here tells")
+        lines.append(
+            "hours: not known, as the number of training examples is not; run prepare_data first, "
+            "or give --num_examples"
+        )
     else:
         cost = "" if dollars is None else f", ${dollars:,.0f} at ${price:g} for a node and hour"
         origin = ""
         if workload.num_examples is not None:
             origin = f" of {workload.num_examples:,} examples ({workload.num_examples_origin})"
         lines.append(
-            f"run: {_number(steps, 'step')}{origin} take {_duration(hours)} on "
-            f"{_number(nodes, 'node')}{cost}, without validation and checkpoints"
+            f"run: {counted(steps, 'step')}{origin} take {duration(3600 * hours)} on "
+            f"{counted(nodes, 'node')}{cost}, without validation and checkpoints"
         )
     return "\n".join(wrap(line) for line in lines)
-
-
-def _duration(hours: float) -> str:
-    return f"{hours:,.2f} h" if hours >= 1 else f"{60 * hours:.1f} min"
 
 
 def sweep(found: Sequence[Candidate], shown: int = 12) -> str:
     """The fastest settings that fit."""
     if not found:
         return "no setting fits"
+    unit = _times(found[0].time.step_seconds)[1]
+    factor = 1.0 if unit == "s" else 1000.0
     lines = [
-        f"{len(found)} settings fit, the fastest:",
+        f"{counted(len(found), 'setting')} fit, the fastest:",
         f"{'':>3}{'sharding':<15}{'checkpointing':<14}{'optimizer':<11}{'reduce':<8}"
-        f"{'micro-batch':>12}{'peak GiB':>9}{'s/step':>8}",
+        f"{'micro-batch':>12}{'peak GiB':>9}{unit + '/step':>8}",
     ]
     for number, candidate in enumerate(found[:shown], 1):
         options = candidate.options
@@ -212,7 +218,7 @@ def sweep(found: Sequence[Candidate], shown: int = 12) -> str:
         lines.append(
             f"{number:>2} {sharding:<15}{options['parallel.activation_checkpointing']:<14}"
             f"{name:<11}{reduction:<8}{options['train.micro_batch_tokens']:>12,}"
-            f"{candidate.memory.peak / _GIB:>9.1f}{_seconds(candidate.time.step_seconds):>8}"
+            f"{candidate.memory.peak / _GIB:>9.1f}{factor * candidate.time.step_seconds:>#8.3g}"
         )
     lines.append("reduce: gradients, after each micro-batch or the last of a step")
     return "\n".join(lines)
@@ -222,6 +228,6 @@ def simulated_candidate(number: int, candidate: Candidate, parts: MemoryParts, l
     """A line of one of the best."""
     fits = "fits" if parts.peak <= limit else "does not fit"
     return (
-        f"setting {number}, simulated: peak {parts.peak / _GIB:.1f} GiB (closed form "
-        f"{candidate.memory.peak / _GIB:.1f}), {fits}"
+        f"setting {number}, simulated: peak {memory_size(parts.peak)} (closed form "
+        f"{memory_size(candidate.memory.peak)}), {fits}"
     )

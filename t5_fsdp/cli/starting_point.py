@@ -34,6 +34,7 @@ from t5_fsdp.model.pretrained import InitialWeights, initial_weights
 from t5_fsdp.parallel.compilation import compilation_problem
 from t5_fsdp.parallel.mesh import mesh_problems
 from t5_fsdp.parallel.precision import precision_warnings
+from t5_fsdp.quantities import counted
 from t5_fsdp.training.early_stopping import stops_early
 from t5_fsdp.training.trainer import total_steps
 
@@ -479,8 +480,8 @@ def _length_warnings(warmup: int, last: int) -> list[str]:
     if warmup < last:
         return []
     return [
-        f"schedule.warmup_steps is {warmup}, but the run has {last} steps: the learning rate never "
-        "reaches optimizer.lr; lower it, or lower train.global_batch_size"
+        f"schedule.warmup_steps is {warmup}, but the run has {counted(last, 'step')}: the learning "
+        "rate never reaches optimizer.lr; lower it, or lower train.global_batch_size"
     ]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from t5_fsdp.data.tokenization import Encoder
+from t5_fsdp.quantities import counted
 
 # Above these shares the audit warns.
 HIGH_UNKNOWN_SHARE = 0.005
@@ -121,8 +122,8 @@ def warnings_of(audit: dict[str, Any], max_source_tokens: int, max_target_tokens
     for pair, count in audit["duplicates_across"].items():
         if count:
             warnings.append(
-                f"{count:,} documents of {pair}: scores on them measure memory; take them out of "
-                "one of the splits"
+                f"{counted(count, 'document')} of {pair}: a score on such a one measures "
+                "memory; take it out of one of the splits"
             )
     return warnings
 

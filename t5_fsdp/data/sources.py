@@ -24,6 +24,7 @@ from t5_fsdp.config import DataConfig, mixture_part
 from t5_fsdp.data import hub, wikihow
 from t5_fsdp.data.readers import EXTENSIONS, BadRow, Row, cell_text, format_of, read_rows
 from t5_fsdp.errors import UserError
+from t5_fsdp.quantities import counted
 
 if TYPE_CHECKING:
     import datasets
@@ -458,6 +459,7 @@ class _SplitWriter:
     kept: int = 0
     kept_of_part: int = 0
     has_every_id: bool = True
+    has_an_id: bool = False
     dropped: Counter[str] = field(default_factory=Counter)
     _id_hashes: array[int] = field(default_factory=lambda: array("q"))
     _rows: list[tuple[str, str, str, str, int]] = field(default_factory=list)
@@ -474,6 +476,7 @@ class _SplitWriter:
             return
         self.kept += 1
         self.kept_of_part += 1
+        self.has_an_id = self.has_an_id or bool(identifier)
         if not identifier:
             self.has_every_id = False
         elif self.has_every_id:
@@ -619,13 +622,15 @@ class _Collector:
         for split, writer in present.items():
             if writer.kept < writer.usable:
                 self.notes.append(
-                    f"{split}: the first {writer.kept} of {writer.usable} usable rows "
+                    f"{split}: the first {writer.kept:,} of {counted(writer.usable, 'usable row')} "
                     f"(data.max_{split}_examples)"
                 )
-            if not writer.ids_usable:
-                self.notes.append(f"{split}: no id of its own for every row; ids are row numbers")
+            if writer.has_an_id and not writer.ids_usable:
+                self.notes.append(
+                    f"{split}: rows without an id, or with the same; ids are row numbers, from 0"
+                )
         for text in self._malformed:
             self.notes.append(f"left out: {text}")
         more = self._dropped[MALFORMED] - len(self._malformed)
         if more > 0:
-            self.notes.append(f"left out: {more:,} more malformed rows")
+            self.notes.append(f"left out: {counted(more, 'more malformed row')}")

@@ -16,6 +16,7 @@ from t5_fsdp.evaluation.bootstrap import (
 )
 from t5_fsdp.evaluation.predictions import references_of
 from t5_fsdp.evaluation.rouge import METRICS, Scores
+from t5_fsdp.quantities import counted
 
 CHANGE_METRIC = "rougeLsum"  # by which the largest changes are found
 _NUM_CHANGES = 5
@@ -36,7 +37,7 @@ def align(
     """
     if len(rows) != len(others):
         raise UserError(
-            f"{name} has {len(rows):,} examples and {other_name} {len(others):,}; compare "
+            f"{name} has {counted(len(rows), 'example')} and {other_name} {len(others):,}; compare "
             "predictions of the same examples"
         )
     if "id" in rows[0] and "id" in others[0]:

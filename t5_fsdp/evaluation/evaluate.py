@@ -24,6 +24,7 @@ from t5_fsdp.evaluation.scoring import Evaluation, evaluate_rows
 from t5_fsdp.evaluation.shown_summaries import spread
 from t5_fsdp.evaluation.unfinished import Unfinished
 from t5_fsdp.evaluation.workers import num_cores
+from t5_fsdp.quantities import counted
 from t5_fsdp.seeding import numpy_generator
 
 if TYPE_CHECKING:
@@ -206,7 +207,8 @@ def _finished(
 
     done = set(world.on_rank_zero(read))
     if merged:
-        console.say(f"going on: {len(merged):,} of {num_sources:,} summaries are there already")
+        of = counted(num_sources, "summary")
+        console.say(f"going on: {len(merged):,} of {of} are there already")
     return merged, done
 
 

@@ -19,6 +19,7 @@ from t5_fsdp.data.batching import SpecialIds, collate
 from t5_fsdp.data.tokenization import decode_summary, sentinel_ids
 from t5_fsdp.errors import UserError
 from t5_fsdp.model.cross_attention_cache import source_inputs
+from t5_fsdp.quantities import counted
 from t5_fsdp.seeding import seed_torch
 
 if TYPE_CHECKING:
@@ -229,8 +230,8 @@ class _Decoder:
             # Sharded, the other ranks are in the middle of the same batch.
             if len(sources) == 1 or self._is_sharded:
                 raise UserError(
-                    f"decoding {len(sources)} examples does not fit into this GPU's memory "
-                    f"({str(error)[:100]}); lower evaluation.batch_tokens, "
+                    f"decoding {counted(len(sources), 'example')} does not fit into this GPU's "
+                    f"memory ({str(error)[:100]}); lower evaluation.batch_tokens, "
                     "batch_examples or num_beams"
                 ) from None
         # Behind the except block, which holds on to the tensors of the failed attempt.

@@ -13,6 +13,7 @@ from t5_fsdp.data.batching import MicroBatch, StepBatch
 from t5_fsdp.distributed import World
 from t5_fsdp.errors import UserError, is_out_of_memory, tried_to_allocate
 from t5_fsdp.model.activations import MicroBatchShape
+from t5_fsdp.quantities import memory_size
 from t5_fsdp.training.memory_use import resident_bytes
 from t5_fsdp.training.profiling import MemorySnapshots
 
@@ -180,15 +181,11 @@ def advice(now: Settings, estimate: Estimate | None, *, world_size: int, on_gpu:
     worth = [(saved, remedy) for saved, remedy in saving if saved >= _WORTH_SAYING * before]
     worth.sort(key=lambda pair: (pair[1].is_dear, -pair[0]))
     lines = [
-        f"{remedy.change} saves about {size(saved)} of {size(before)} ({remedy.price})"
+        f"{remedy.change} saves about {memory_size(saved)} of {memory_size(before)} "
+        f"({remedy.price})"
         for saved, remedy in worth
     ]
     return lines or ["no option is left that saves much: take more devices, or a smaller model"]
-
-
-def size(num_bytes: float) -> str:
-    """In GiB, or MiB where that would be 0."""
-    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**29 else f"{num_bytes / 2**20:.1f} MiB"
 
 
 class MemoryGuard:
@@ -252,13 +249,14 @@ class MemoryGuard:
     def _taken(self) -> str:
         device = self._world.device
         if device.type != "cuda":
-            return f"this process takes {size(resident_bytes())} of the host's memory"
+            return f"this process takes {memory_size(resident_bytes())} of the host's memory"
         allocated, reserved = (
             torch.cuda.memory_allocated(device),
             torch.cuda.memory_reserved(device),
         )
         _, total = torch.cuda.mem_get_info(device)
-        text = f"{size(allocated)} allocated and {size(reserved)} reserved of {size(total)}"
+        parts = f"{memory_size(allocated)} allocated and {memory_size(reserved)} reserved"
+        text = f"{parts} of {memory_size(total)}"
         if reserved - allocated > _FRAGMENTED * total:
             text += " (fragmented: try PYTORCH_ALLOC_CONF=expandable_segments:True)"
         return text

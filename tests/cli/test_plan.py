@@ -104,7 +104,7 @@ def test_prepared_data_gives_lengths_and_number(pools: Any, corpus: Path, tmp_pa
     code, out, err = plan(pools, *options, *first)
     assert (code, err) == (0, "") and "assumed" in out and "run: 10 steps take" in out
     code, out, err = plan(pools, *options, *first, "--train.max_steps", "null")
-    assert (code, err) == (0, "") and "hours: give --num_examples" in out
+    assert (code, err) == (0, "") and "run prepare_data first, or" in " ".join(out.split())
     code, _, err = pools(1).command("prepare_data", options)
     assert code == 0, err
     code, out, err = plan(pools, *options, *first)
@@ -146,7 +146,6 @@ def test_a_model_from_a_folder_and_a_checkpoint(pools: Any, trained: Path, tmp_p
         (["--json", ""], "is a folder; give a file"),
         (["--world_size", 12], "no multiple of --devices_per_node 8"),
         (["--device", "v100"], "--device is 'v100'"),
-        (["--device", "cpu"], "needs --device_memory_gib"),
         (["--device_memory_gib", -1], "--device_memory_gib is -1.0"),
         (["--model.name", "someone/else"], "google-t5/t5-small"),
         (["--train.micro_batch_tokens", 500], "raise it to 662"),
@@ -210,7 +209,7 @@ def test_a_validation_and_what_is_not_counted_are_said(pools: Any, tmp_path: Pat
     assert "does not fit; set evaluation.generation_mode" in " ".join(out.split())
     code, out, _ = plan(pools, *recipe[:1], ROOT / "configs/wikihow_t5_base.yaml",
                         "--parallel.engine", "ddp")  # fmt: skip
-    assert f"beside {16 * 222_903_552 / 2**30:.1f} of" in " ".join(out.split())
+    assert f"beside {16 * 222_903_552 / 2**30:.1f} GiB of" in " ".join(out.split())
     code, out, _ = plan(pools, *recipe, "--device", "h200")
     assert "optimizer state: fits" in " ".join(out.split())
     code, out, _ = plan(pools, *RECIPE, "--parallel.cpu_offload", "true")

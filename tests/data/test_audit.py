@@ -88,7 +88,7 @@ def test_prepare_data_prints_and_stores_it(
     argv = [*tiny_options(corpus, run_dir, **options), "--list_dropped", "true"]
     code, out, err = pools(2).command("prepare_data", argv)
     assert code == 0, err
-    for words in ("train, source", "left out: 1 rows, empty document", "documents of test in train",
+    for words in ("train, source", "left out: 1 row, empty document", "documents of test in train",
                   "characters unknown", "warning: ", "lead baseline ROUGE"):  # fmt: skip
         assert words in out
     audit = json.loads((run_dir / "data_audit.json").read_text())

@@ -123,6 +123,12 @@ def test_the_id_column_is_used_where_it_identifies(tmp_path, ids, expected):
     assert bool(loaded.audit["notes"]) == (expected[0] == "0")
 
 
+def test_no_id_column_is_nothing_to_speak_of(tmp_path):
+    loaded = load(tmp_path, write_jsonl(tmp_path / "a.jsonl", ROWS))
+    assert loaded.splits["train"]["id"][:] == ["0", "1", "2"]
+    assert loaded.audit["notes"] == []
+
+
 def test_empty_rows_are_dropped_and_counted_and_row_numbers_count_them(tmp_path):
     rows = [
         {"document": None, "summary": "s"},

@@ -112,6 +112,11 @@ def check_writable(path: Path, option: str) -> None:
         ) from None
 
 
+def looks_like_path(name: str) -> bool:
+    """Whether a name can only be meant as a path: no Hub id begins or is divided like that."""
+    return name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith("/")
+
+
 def json_number(value: float) -> float | None:
     """The number, or None where it is not finite: JSON has no NaN."""
     return value if math.isfinite(value) else None

@@ -125,6 +125,11 @@ def _(desk: Desk) -> str:
     return desk.train(**name)
 
 
+@provokes("The tokenizer can't be downloaded")
+def _(desk: Desk) -> str:
+    return desk.train(**{"model.tokenizer": "google-t5/t5-small"})
+
+
 @provokes("A tracker is not installed")
 def _(desk: Desk) -> str:
     desk.monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

@@ -16,6 +16,11 @@ from typing import Any
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 
+from t5_fsdp.checkpoint.exported_options import (
+    DATA_OPTIONS,
+    GENERATION_OPTIONS,
+    SAMPLING_OPTIONS,
+)
 from t5_fsdp.checkpoint.format import TOKENIZER, checkpoint_digest, read_state
 from t5_fsdp.checkpoint.manager import StoredWeights, read_weights
 from t5_fsdp.checkpoint.model_card import write_card
@@ -33,16 +38,6 @@ from t5_fsdp.model.build import (
 )
 from t5_fsdp.model.safetensors_files import write_tensors
 from t5_fsdp.parallel.common import DTYPES
-
-# In task_specific_params, where T5 keeps its prefix: an export is evaluated as it was trained.
-_DATA_OPTIONS = ("prefix", "keep_newlines", "max_source_tokens")
-_GENERATION_OPTIONS = (
-    "num_beams", "max_new_tokens", "length_penalty", "min_new_tokens", "no_repeat_ngram_size",
-    "do_sample",
-)  # fmt: skip
-_FIRST_GENERATION_OPTIONS = _GENERATION_OPTIONS[:3]  # older exports have these alone
-_SAMPLING_OPTIONS = ("temperature", "top_k", "top_p")  # transformers refuses them without do_sample
-
 
 _ORIGIN = "t5_fsdp.json"  # marks a folder as written here, and says from which checkpoint
 
@@ -176,9 +171,9 @@ def _write_model_files(
     model.config.dtype = str(DTYPES[dtype]).removeprefix("torch.")
     # Where T5 keeps what a pipeline puts before a text.
     model.config.task_specific_params = {
-        "summarization": {name: getattr(data, name) for name in _DATA_OPTIONS}
+        "summarization": {name: getattr(data, name) for name in DATA_OPTIONS}
     }
-    names = _GENERATION_OPTIONS + (_SAMPLING_OPTIONS if generation.do_sample else ())
+    names = GENERATION_OPTIONS + (SAMPLING_OPTIONS if generation.do_sample else ())
     model.generation_config.update(**{name: getattr(generation, name) for name in names})
     model.config.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
@@ -276,20 +271,3 @@ def export_adapter(
         write_tensors(partial / "adapter_model.safetensors", pairs, pairs)
         copy_files(checkpoint / TOKENIZER, partial)
         write_card(partial, name, checkpoint, config, generation, data, adapter=adapter)
-
-
-def exported_options(folder: Path) -> dict[str, dict[str, Any]]:
-    """The options, by section, that `export_to_hf` stored in a folder; {} for any other."""
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        generation = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
-        stored = config["task_specific_params"]["summarization"]
-        names = list(_FIRST_GENERATION_OPTIONS)
-        names += [name for name in _GENERATION_OPTIONS if name not in names and name in generation]
-        names += [name for name in _SAMPLING_OPTIONS if generation.get("do_sample")]
-        return {
-            "data": {name: stored[name] for name in _DATA_OPTIONS},
-            "evaluation": {name: generation[name] for name in names},
-        }
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}

@@ -17,13 +17,14 @@ from t5_fsdp.cli.baseline import (
     prediction_settings,
     summarize_by_model,
 )
-from t5_fsdp.cli.loading import LoadedModel, find_model, load_model
+from t5_fsdp.cli.loading import FoundModel, LoadedModel, find_model, load_model
 from t5_fsdp.cli.options import Extra, Layers, parse_layers, resolve
 from t5_fsdp.cli.prepare_data import prepare_on_all_ranks
 from t5_fsdp.cli.process import Session, run
 from t5_fsdp.config import Config, DataConfig, to_dict
 from t5_fsdp.data.sources import source_problems
 from t5_fsdp.errors import UserError
+from t5_fsdp.quantities import counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -95,7 +96,7 @@ def _score_file(layers: Layers, session: Session) -> None:
 
     def score() -> None:
         evaluation = evaluate_rows(rows, rouge, processes=num_cores(), console=session.console)
-        session.console.say(f"{len(rows)} examples of {path}")
+        session.console.say(f"{counted(len(rows), 'example')} of {path}")
         if folder is not None:
             evaluation.write(folder, {})
         _tell(evaluation, "predictions", baseline, folder, session)
@@ -113,7 +114,7 @@ class _Examples:
     Attributes:
         rows: id, document and reference of each.
         sources: token ids of each document, with prefix and end mark.
-        what: in words, e.g. "test examples".
+        what: one of them in words, e.g. "test example".
         dropped: rows that can't be evaluated, by reason.
     """
 
@@ -145,6 +146,13 @@ def evaluate_checkpoint(
         UserError: what the user can mend.
         Preempted: a signal asked to stop.
     """
+    found = find_model(layers, "--checkpoint", layers.own["checkpoint"])
+    if given is None:
+        _check_names_data(found, layers)
+    config = resolve(layers, found.base)
+    rows = None if given is None else given(config.data)
+    baseline = find_baseline(layers, config)
+
     from t5_fsdp.cli.report import refresh_report
     from t5_fsdp.data.tokenization import newline_id
     from t5_fsdp.evaluation.evaluate import score_summaries, summarize
@@ -152,10 +160,6 @@ def evaluate_checkpoint(
     from t5_fsdp.evaluation.rouge import RougeSettings
     from t5_fsdp.evaluation.unfinished import Unfinished
 
-    found = find_model(layers, "--checkpoint", layers.own["checkpoint"])
-    config = resolve(layers, found.base)
-    rows = None if given is None else given(config.data)
-    baseline = find_baseline(layers, config)
     world = session.enter_world()
     found.choose(config.evaluation.best_metric, session)
     session.connect(config.train.collective_timeout_seconds)
@@ -169,7 +173,7 @@ def evaluate_checkpoint(
         examples = _examples_given(world.broadcast_object(rows), config, loaded)
     folder = Path(layers.own["output_dir"] or found.evaluation_folder(config, name))
     console = session.console
-    console.say(f"evaluating {source} on {len(examples.rows):,} {examples.what}")
+    console.say(f"evaluating {source} on {counted(len(examples.rows), examples.what)}")
     if examples.dropped:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in examples.dropped.items())
         console.say(f"rows of the split that can't be evaluated and are left out: {reasons}")
@@ -219,6 +223,24 @@ def evaluate_checkpoint(
     return folder, source
 
 
+# Options of the data section, one of which says where the examples are.
+_PLACES = ("source", "path", "dataset", "mixture", "train_files", "validation_files", "test_files")
+
+
+def _check_names_data(found: FoundModel, layers: Layers) -> None:
+    """Raises UserError for a model that does not know its data where nobody says which to take.
+
+    The default is WikiHow, and a word about its missing files would mislead.
+    """
+    sections = (values.get("data", {}) for values in (layers.files, layers.flags))
+    given = {name for section in sections if isinstance(section, dict) for name in section}
+    if found.checkpoint is None and not given & set(_PLACES):
+        raise UserError(
+            f"{found.option} {found.name} has no data options, as it is no checkpoint of a run; "
+            "give --config FILE.yaml with a data section, or --data.source and the files"
+        )
+
+
 def _examples_of_split(
     name: str,
     config: Config,
@@ -237,7 +259,7 @@ def _examples_of_split(
     return _Examples(
         rows=examples_of(split, np.arange(len(split))),
         sources=[split.source(index) for index in range(len(split))],
-        what=f"{name} examples",
+        what=f"{name} example",
         dropped=prepared.audit["splits"].get(name, {}).get("dropped", {}),
     )
 
@@ -253,7 +275,7 @@ def _examples_given(
     return _Examples(
         rows=[{"id": str(number), **row} for number, row in enumerate(given)],
         sources=[parts[0] for parts in made.parts],
-        what="given examples",
+        what="given example",
     )
 
 

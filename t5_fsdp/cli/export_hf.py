@@ -202,7 +202,7 @@ def _convert(name: str, config: Config, output: Path, console: Console) -> None:
     from t5_fsdp.model.pretrained import open_pretrained
 
     options = hub_options(name, config)
-    tokenizer = load_tokenizer(name, options.revision)
+    tokenizer = load_tokenizer(name, options.revision, option="--checkpoint")
     spec = resolve_spec(options, tokenizer)
     opened = open_pretrained(options, spec)
     if opened.note:

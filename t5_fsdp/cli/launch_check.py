@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from t5_fsdp.cli.options import Extra, parse_layers, resolve
+from t5_fsdp.cli.paths import check_paths
 from t5_fsdp.data.sources import source_problems
 from t5_fsdp.distributed import leave
 from t5_fsdp.errors import UserError
@@ -45,7 +46,7 @@ def check_launch(argv: Sequence[str]) -> None:
     layers.print_config = False
     problems: list[str] = []
     try:
-        resolve(layers, check_data=source_problems)
+        check_paths(resolve(layers, check_data=source_problems))
     except UserError as error:
         problems += error.problems
 

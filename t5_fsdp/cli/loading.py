@@ -13,6 +13,7 @@ from t5_fsdp.cli import run_folder
 from t5_fsdp.cli.options import Layers
 from t5_fsdp.config import Config, ModelConfig
 from t5_fsdp.errors import UserError
+from t5_fsdp.files import looks_like_path
 
 if TYPE_CHECKING:
     import torch
@@ -135,19 +136,18 @@ def find_model(layers: Layers, option: str, name: str, *, needs_config: bool = T
         UserError: a folder that is none of these, an adapter without its base, --config is missing
             for a model that was not exported here, or another --model option than a checkpoint has.
     """
-    from t5_fsdp.checkpoint.export import exported_options
+    from t5_fsdp.checkpoint.exported_options import exported_options
     from t5_fsdp.checkpoint.format import step_of
 
     folder = Path(name)
     is_hf = (folder / "config.json").is_file()
-    looks_like_path = name.startswith((".", "/", "~")) or folder.exists()
     if (folder / "adapter_config.json").is_file() and not is_hf:
         raise UserError(
             f"{option} {name} holds a PEFT adapter alone; give the checkpoint that it was exported "
             "from, or export that as a whole (--format hf)"
         )
     ours = step_of(folder) is not None or (folder / "checkpoints").is_dir()
-    if ours or (looks_like_path and not is_hf):
+    if ours or (not is_hf and (folder.exists() or looks_like_path(name))):
         checkpoint = run_folder.find_checkpoint(folder, option)
         base = run_folder.read_config_dict(checkpoint)
         _check_model_flags(layers.flags.get("model", {}), base.get("model", {}), checkpoint)
@@ -238,7 +238,7 @@ def _open(found: FoundModel, config: Config) -> _Opened:
     else:
         options = hub_options(found.name, config)
         tokenizer_source, prepared = found.name, None
-        tokenizer = load_tokenizer(tokenizer_source, options.revision)
+        tokenizer = load_tokenizer(tokenizer_source, options.revision, option=found.option)
         spec = resolve_spec(options, tokenizer)
         opened = open_pretrained(options, spec)
         weights, spec.own_head = opened.tensors, opened.own_head

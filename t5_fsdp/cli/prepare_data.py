@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from t5_fsdp.cli.options import Extra, parse_layers, resolve
+from t5_fsdp.cli.paths import check_paths
 from t5_fsdp.cli.process import Session, run
 from t5_fsdp.config import Config, cache_dir
 from t5_fsdp.console import Console
 from t5_fsdp.data.sources import SPLITS, prepared_splits, source_problems
 from t5_fsdp.files import write_json
+from t5_fsdp.quantities import counted
 
 if TYPE_CHECKING:
     from t5_fsdp.data.prepared import PreparedData
@@ -45,6 +47,7 @@ def _prepare(argv: Sequence[str], session: Session) -> None:
         config_required=True,
     )
     config = resolve(layers, check_data=source_problems)
+    check_paths(config)
     world = session.enter_world()
     prepared = prepare_on_all_ranks(config, world, session.console, warn=False)
     world.on_rank_zero(lambda: _tell(config, prepared, layers.own["list_dropped"], session.console))
@@ -142,7 +145,7 @@ def say_audit(audit: dict[str, Any], console: Console) -> None:
     console.say(_rows_table(audit["splits"]))
     console.say(_tokens_table(audit["splits"]))
     for reason, count in audit["dropped"].items():
-        console.say(f"left out: {count:,} rows, {reason}")
+        console.say(f"left out: {counted(count, 'row')}, {reason}")
     for pair, count in audit["duplicates_across"].items():
         console.say(f"documents of {pair}: {count:,}")
     for name, split in audit["splits"].items():
@@ -152,7 +155,8 @@ def say_audit(audit: dict[str, Any], console: Console) -> None:
     for name, lead in audit.get("lead_baseline", {}).items():
         points = " / ".join(f"{100 * lead[m]:.1f}" for m in lead if m != "examples")
         console.say(
-            f"{name}, lead baseline ROUGE-1/2/L/Lsum: {points} on {lead['examples']:,} examples"
+            f"{name}, lead baseline ROUGE-1/2/L/Lsum: {points} on "
+            f"{counted(lead['examples'], 'example')}"
         )
     for note in audit["notes"]:
         console.say(note)
@@ -177,9 +181,10 @@ def _tokens_table(splits: dict[str, Any]) -> str:
         for side in ("source", "target"):
             tokens = split[f"{side}_tokens"]
             unknown = f"{100 * split['unknown_tokens']:.2f}%" if side == "source" else ""
-            lines.append(
+            line = (
                 f"{name + ', ' + side:<20}{tokens['mean']:>8.1f}{tokens['median']:>8.0f}"
                 f"{tokens['p90']:>8.0f}{tokens['max']:>10,}"
                 f"{100 * split[side + '_truncated']:>7.1f}%{unknown:>9}"
             )
+            lines.append(line.rstrip())
     return "\n".join(lines)

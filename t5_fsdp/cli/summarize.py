@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from t5_fsdp.cli.loading import LoadedModel, find_model, load_model
 from t5_fsdp.cli.options import Extra, parse_layers, resolve
 from t5_fsdp.cli.process import Session, run
-from t5_fsdp.cli.texts import Text, find_files, read_texts
+from t5_fsdp.cli.texts import Text, check_files, find_files, read_texts
 from t5_fsdp.config import Config
 from t5_fsdp.errors import UserError
+from t5_fsdp.quantities import counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,6 +64,8 @@ def _summarize(argv: Sequence[str], session: Session) -> None:
     own = layers.own
     if own["documents"] and own["output"] is None:
         raise UserError("--documents is only with --output FILE.jsonl; leave it out")
+    if session.launch.world_size == 1:  # of several, only rank 0 may see the files
+        check_files(layers.positionals)
     found = find_model(layers, "--checkpoint", own["checkpoint"])
     config = resolve(layers, found.base)
     with contextlib.ExitStack() as stack:
@@ -182,17 +185,15 @@ def _make_sources(
     documents = [text.text for text in texts]
     made = make_sources(loaded.tokenizer, documents, data.prefix, data.max_source_tokens, split)
     if made.num_long:
-        what = f"{made.num_long} of {len(texts)} texts are longer than data.max_source_tokens"
+        what = (
+            f"longer than data.max_source_tokens ({data.max_source_tokens}): {made.num_long:,} of "
+            f"{counted(len(texts), 'text')}"
+        )
         if split:
             num_parts = sum(len(sources) for sources in made.parts if len(sources) > 1)
-            session.console.say(
-                f"{what} ({data.max_source_tokens}); they are read in {num_parts} parts"
-            )
+            session.console.say(f"{what}, read in {counted(num_parts, 'part')}")
         else:
-            session.console.warn(
-                f"{what} ({data.max_source_tokens}); what is beyond it is not read; --long chunk "
-                "reads all"
-            )
+            session.console.warn(f"{what}; what is beyond it is not read; --long chunk reads all")
     return made.parts
 
 

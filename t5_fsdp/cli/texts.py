@@ -81,6 +81,17 @@ def find_files(paths: Sequence[str]) -> list[Path]:
     return files
 
 
+def check_files(paths: Sequence[str]) -> None:
+    """Refuse, without reading any, what is not there.
+
+    Raises:
+        UserError: with all of them.
+    """
+    missing = [name for name in paths if not Path(name).exists()]
+    if missing:
+        raise UserError(*(f"{name} does not exist; check the path" for name in missing))
+
+
 def _is_jsonl(path: Path) -> bool:
     return path.name.lower().endswith(".jsonl")
 

@@ -13,12 +13,14 @@ from t5_fsdp.cli.export_hf import check_export_at_end, export_at_end
 from t5_fsdp.cli.generator import training_generator
 from t5_fsdp.cli.memory_check import refuse_what_cannot_fit, say_memory, step_estimate
 from t5_fsdp.cli.options import Extra, dump_yaml, parse_layers, resolve
+from t5_fsdp.cli.paths import check_paths
 from t5_fsdp.cli.prepare_data import prepare_on_all_ranks, say_audit
 from t5_fsdp.cli.process import Session, run
 from t5_fsdp.config import Config, best_metric_problems, to_dict, width_multiple
 from t5_fsdp.console import Console
 from t5_fsdp.data.sources import source_problems
 from t5_fsdp.errors import UserError
+from t5_fsdp.quantities import counted
 
 if TYPE_CHECKING:
     from t5_fsdp.checkpoint.retention import Retention
@@ -60,6 +62,7 @@ def _train(argv: Sequence[str], session: Session) -> None:
         config_required=True,
     )
     config = resolve(layers, check_data=source_problems)
+    check_paths(config)
     world = session.enter_world()
     if layers.own["check"]:
         _check(config, session, world, layers.own["check_memory"])
@@ -219,7 +222,7 @@ def _say_finished(start: StartingPoint, config: Config, session: Session, world:
         what = f"{start.resume}: {message}"
         remedy = "raise evaluation.early_stopping_patience or set it to null"
     else:
-        message = f"trained {step} steps"
+        message = f"trained {counted(step, 'step')}"
         what = f"{start.resume} is already trained to step {step} of {last}"
         remedy = "raise train.epochs or train.max_steps"
     session.console.open_log(run_dir / "log.txt")
@@ -402,7 +405,7 @@ def _describe_size(start: StartingPoint) -> str:
     examples, steps = start.batches.num_examples, start.batches.steps_per_epoch
     if examples is None or steps is None:
         return "a stream of training examples, steps"
-    return f"{examples:,} training examples, {steps:,} steps an epoch"
+    return f"{counted(examples, 'training example')}, {counted(steps, 'step')} an epoch"
 
 
 def _describe_parameters(model: Any, start: StartingPoint) -> str:

@@ -38,6 +38,7 @@ from t5_fsdp.data.tokenization import (
     serialized,
     tokenizer_files,
     tokenizer_name,
+    tokenizer_option,
     tokenizer_revision,
     train_tokenizer,
     with_prefix,
@@ -45,6 +46,7 @@ from t5_fsdp.data.tokenization import (
 from t5_fsdp.data.tokenized import TokenizedSplit, flatten, rows_of
 from t5_fsdp.errors import UserError
 from t5_fsdp.files import FILE_ERRORS
+from t5_fsdp.quantities import counted
 
 if TYPE_CHECKING:
     import datasets
@@ -180,7 +182,7 @@ def prepare(
             max_source_tokens, or when cache_dir cannot be written or is full.
     """
     name = tokenizer_name(model)
-    if name != TRAIN_TOKENIZER and local_folder(name) is None:
+    if name != TRAIN_TOKENIZER and local_folder(name, tokenizer_option(model)) is None:
         report(f"tokenizer: {name} from the Hugging Face Hub or its cache")
     key = _key(data, model, splits)
     directory = _directory(cache_dir, key)
@@ -262,7 +264,7 @@ def _key(
     name = tokenizer_name(model)
     if name == TRAIN_TOKENIZER:
         content = f"train {model.tokenizer_vocab_size}"
-    elif (folder := local_folder(name)) is not None:
+    elif (folder := local_folder(name, tokenizer_option(model))) is not None:
         digest = hashlib.blake2b(digest_size=32)
         for path in tokenizer_files(folder):
             file_bytes = path.read_bytes()
@@ -270,7 +272,8 @@ def _key(
             digest.update(file_bytes)
         content = digest.hexdigest()
     else:
-        tokenizer = load_tokenizer(name, tokenizer_revision(model), local_files_only)
+        revision, option = tokenizer_revision(model), tokenizer_option(model)
+        tokenizer = load_tokenizer(name, revision, local_files_only, option)
         content = serialized(tokenizer)
     made_from = {
         "format": PREPARED_FORMAT,
@@ -367,9 +370,9 @@ def _tokenizer_for(
 ) -> PreTrainedTokenizerBase:
     name = tokenizer_name(model)
     if name != TRAIN_TOKENIZER:
-        return load_tokenizer(name, tokenizer_revision(model))
+        return load_tokenizer(name, tokenizer_revision(model), option=tokenizer_option(model))
     wanted, train = model.tokenizer_vocab_size, loaded.splits["train"]
-    report(f"tokenizer: learning {wanted} pieces from {len(train)} examples")
+    report(f"tokenizer: learning {wanted:,} pieces from {counted(len(train), 'example')}")
     folder = work_dir / "tokenizer"
     texts = _TrainingTexts(train, [part.data.prefix for part in parts_of(data)])
     train_tokenizer(texts, wanted, folder)
@@ -507,7 +510,8 @@ def _write_split(
                 told = time.monotonic()
                 report(f"tokenizing {split} {done:,}/{len(rows):,}")
     seconds = time.monotonic() - started
-    report(f"tokenized {split}: {len(rows):,} examples, {len(rows) / seconds:,.0f} a second")
+    examples = counted(len(rows), "example")
+    report(f"tokenized {split}: {examples}, {len(rows) / seconds:,.0f} a second")
 
 
 def _encoded_batches(

@@ -14,6 +14,7 @@ import numpy as np
 
 from t5_fsdp.config import ModelConfig
 from t5_fsdp.errors import UserError
+from t5_fsdp.files import looks_like_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -43,7 +44,10 @@ _MAX_SENTENCE_BYTES = 1 << 16  # SentencePiece skips longer lines without a word
 
 
 def load_tokenizer(
-    name: str, revision: str | None = None, local_files_only: bool = False
+    name: str,
+    revision: str | None = None,
+    local_files_only: bool = False,
+    option: str = "tokenizer",
 ) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder (also a checkpoint of ours, in its `tokenizer/`) or Hub id.
 
@@ -52,6 +56,7 @@ def load_tokenizer(
     Args:
         name, revision: which one.
         local_files_only: take a Hub id from the cache, without asking the network.
+        option: how the user gave it, for messages.
 
     Raises:
         UserError: there is no such folder or Hub id, the files are damaged, or the tokenizer
@@ -59,7 +64,7 @@ def load_tokenizer(
     """
     from transformers import AutoTokenizer
 
-    folder = local_folder(name)
+    folder = local_folder(name, option)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             name if folder is None else str(folder),
@@ -70,34 +75,42 @@ def load_tokenizer(
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         if folder is not None:
             raise UserError(
-                f"tokenizer in {folder} cannot be loaded ({reason}); replace its files"
+                f"{option}: the tokenizer in {folder} cannot be loaded ({reason}); "
+                "replace its files"
             ) from error
         at = f" at revision {revision!r}" if revision else ""
         raise UserError(
-            f"tokenizer {name!r}{at} is neither a folder here nor to be had from the Hub "
-            f"({reason}); give a folder, or check the name and the network"
+            f"{option}: the tokenizer of {name}{at} is neither in a folder here nor to be had from "
+            f"the Hugging Face Hub ({reason}); check the name and the network, or give a folder "
+            "with it"
         ) from error
-    _check_usable(tokenizer, name)
+    _check_usable(tokenizer, f"{option}: the tokenizer of {name}")
     return tokenizer
 
 
-def local_folder(name: str) -> Path | None:
-    """Where the tokenizer files of `name` lie, or None if it can only be a Hub id."""
+def local_folder(name: str, option: str = "tokenizer") -> Path | None:
+    """Where the tokenizer files of `name` lie, or None if it can only be a Hub id.
+
+    Args:
+        option: how the user gave it, for messages.
+
+    Raises:
+        UserError: it is a path with no tokenizer there.
+    """
     path = Path(name).expanduser()
     if not path.is_dir():
         if path.exists():
-            raise UserError(f"tokenizer {name!r} is a file; give the folder that holds it")
-        if name.startswith((".", "~", "/")) or name.count("/") > 1 or name.endswith("/"):
+            raise UserError(f"{option}: {name} is a file; give the folder that holds it")
+        if looks_like_path(name):
             raise UserError(
-                f"tokenizer folder {name!r} does not exist; "
-                "check the path or give a Hub id (owner/name)"
+                f"{option}: {name} does not exist; check the path, or give a Hub id (owner/name)"
             )
         return None
     for folder in (path, path / "tokenizer"):
         if tokenizer_files(folder):
             return folder
     raise UserError(
-        f"folder {name!r} has no tokenizer files (e.g. tokenizer.json); "
+        f"{option}: the folder {name} has no tokenizer files (e.g. tokenizer.json); "
         "set model.tokenizer to a folder that has, or to a Hub id"
     )
 
@@ -107,15 +120,13 @@ def tokenizer_files(folder: Path) -> list[Path]:
     return [folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()]
 
 
-def _check_usable(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+def _check_usable(tokenizer: PreTrainedTokenizerBase, what: str) -> None:
     for role, token_id in (("pad", tokenizer.pad_token_id), ("end", tokenizer.eos_token_id)):
         if token_id is None:
-            raise UserError(
-                f"tokenizer {name!r} has no {role} token, which a T5 needs; give a T5's tokenizer"
-            )
+            raise UserError(f"{what} has no {role} token, which a T5 needs; give a T5's")
     if not _reads_text(tokenizer):
         raise UserError(
-            f"tokenizer {name!r} knows no piece of {_ORDINARY_TEXT!r}: its files are incomplete; "
+            f"{what} knows no piece of {_ORDINARY_TEXT!r}: its files are incomplete; "
             "give a folder with a complete tokenizer.json, or a Hub id"
         )
 
@@ -229,6 +240,11 @@ def tokenizer_name(model: ModelConfig) -> str:
             "id, or train"
         )
     return name
+
+
+def tokenizer_option(model: ModelConfig) -> str:
+    """The option that says which tokenizer is used."""
+    return "model.tokenizer" if model.tokenizer else "model.name"
 
 
 def tokenizer_revision(model: ModelConfig) -> str | None:

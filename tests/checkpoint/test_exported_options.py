@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from t5_fsdp.checkpoint.export import exported_options
+from t5_fsdp.checkpoint.exported_options import exported_options
 
 DATA = {"prefix": "x: ", "keep_newlines": True, "max_source_tokens": 99}
 FIRST = {"num_beams": 3, "max_new_tokens": 7, "length_penalty": 0.5}

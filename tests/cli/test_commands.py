@@ -104,6 +104,12 @@ def test_exported_folder_is_evaluated_like_the_checkpoint(
     assert found[0] == found[1]
 
 
+def test_an_exported_folder_does_not_know_its_data(pools: Any, exported: Path) -> None:
+    code, _, err = pools(1).command("eval_rouge", ["--checkpoint", str(exported)])
+    assert code == 2 and "has no data options" in err and "give --config FILE.yaml" in err
+    assert "wikihow" not in err
+
+
 def test_evaluation_sees_that_a_data_file_has_changed(
     pools: Any, corpus: Path, tmp_path: Path
 ) -> None:

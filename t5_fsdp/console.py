@@ -140,7 +140,7 @@ class Progress:
     def __init__(self, console: Console, total: int, what: str, initial: int) -> None:
         self._console, self._total, self._what = console, total, what
         self._done = initial
-        self._note = ""
+        self._note = self._brief_note = ""
         self._last_line = time.monotonic()
         self._bar = None
         if console.enabled and not console.quiet and _is_terminal(sys.stderr):
@@ -148,15 +148,15 @@ class Progress:
 
             self._bar = tqdm(total=total, desc=what, initial=initial, dynamic_ncols=True)
 
-    def note(self, text: str) -> None:
-        """What stands behind the count from now on, e.g. loss and speed."""
-        self._note = text
+    def note(self, text: str, brief: str) -> None:
+        """What stands behind the count from now on, e.g. loss and speed; beside a bar `brief`."""
+        self._note, self._brief_note = text, brief
 
     def advance(self, amount: int = 1) -> None:
         """Count `amount` more."""
         self._done = min(self._total, self._done + amount)
         if self._bar is not None:
-            self._bar.set_postfix_str(self._note, refresh=False)
+            self._bar.set_postfix_str(self._brief_note, refresh=False)
             self._bar.update(amount)
         elif time.monotonic() - self._last_line >= self.SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()

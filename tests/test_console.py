@@ -65,3 +65,15 @@ def test_a_quiet_console_still_logs(tmp_path: Path, capsys: Any) -> None:
     with console.progress(2, "work") as progress:
         progress.advance(2)
     assert capsys.readouterr().out == "" and "a line" in (tmp_path / "log.txt").read_text()
+
+
+def test_a_bar_says_little_and_lines_say_all(capsys: Any, monkeypatch: Any) -> None:
+    console = Console()
+    for stream in (Terminal(), io.StringIO()):
+        monkeypatch.setattr("sys.stderr", stream)
+        with console.progress(2, "training") as progress:
+            progress.note("(to step 1: loss 2.5, peak 1 GiB)", "loss 2.5")
+            progress.SECONDS_BETWEEN_LINES = 0.0
+            progress.advance()
+        assert ("1/2" in stream.getvalue() and "loss 2.5]" in stream.getvalue()) == stream.isatty()
+    assert capsys.readouterr().out == "training 1/2  (to step 1: loss 2.5, peak 1 GiB)\n"

@@ -52,11 +52,7 @@ def shares_source(model: Any) -> bool:
 def describe(model: Any) -> str:
     """The attention that a model uses, for the log."""
     name = str(model.config._attn_implementation)
-    names = {
-        _SHARED: "sdpa, bias and mask added once a stack",
-        _OWN: "sdpa, mask added to each layer's own bias",
-    }
-    return names.get(name, f"{name} of transformers")
+    return {_SHARED: "sdpa", _OWN: "sdpa_per_layer"}.get(name, f"{name} (of transformers)")
 
 
 def register() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from t5_fsdp.files import json_number, write_json
+from t5_fsdp.quantities import memory_size
 from t5_fsdp.training.trackers.tracker import Ending
 from t5_fsdp.training.trackers.trackers import Trackers
 
@@ -86,21 +87,31 @@ _SLOW = 1.2  # times as long as the median: the rank is named when it is more
 
 def describe(row: dict[str, Any]) -> str:
     """The figures of a `train` row that a user wants to see at once, and what is odd about them."""
-    parts = [
-        "loss not finite" if row["loss"] is None else f"loss {row['loss']:.3f}",
-        f"{row['tokens_per_second']:,.0f} tokens/s",
-        f"{row['sequences_per_second']:,.1f} sequences/s",
-        f"peak {row['peak_memory_bytes'] / 2**30:.1f} GiB",
-    ]
+    more = [f"peak {memory_size(row['peak_memory_bytes'])} a rank"]
     if row["mfu"] is not None:
-        parts.append(f"MFU {row['mfu']:.0%}")
+        more.append(f"MFU {row['mfu']:.0%}")
+    return ", ".join([*_loss_and_speed(row), *more, *_oddities(row)])
+
+
+def describe_briefly(row: dict[str, Any]) -> str:
+    """Of these what fits beside a progress bar."""
+    return ", ".join([*_loss_and_speed(row), *_oddities(row)])
+
+
+def _loss_and_speed(row: dict[str, Any]) -> list[str]:
+    loss = "loss not finite" if row["loss"] is None else f"loss {row['loss']:.3f}"
+    return [loss, f"{row['tokens_per_second']:,.0f} tokens/s"]
+
+
+def _oddities(row: dict[str, Any]) -> list[str]:
+    parts = []
     if row["data_seconds"] > _WAITING * row["step_seconds"]:
         parts.append(f"{row['data_seconds'] / row['step_seconds']:.0%} waiting for data")
     if row["allocator_retries"]:
         parts.append(f"{row['allocator_retries']} allocator retries")
     if (row["slowest_rank_ratio"] or 0.0) > _SLOW:
         parts.append(f"rank {row['slowest_rank']} takes {row['slowest_rank_ratio']:.1f} x as long")
-    return ", ".join(parts)
+    return parts
 
 
 def write_status(

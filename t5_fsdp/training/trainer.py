@@ -36,6 +36,7 @@ from t5_fsdp.model.flops import T5Shape
 from t5_fsdp.parallel.compilation import MOST_GRAPHS, num_compilations
 from t5_fsdp.parallel.engine import Engine
 from t5_fsdp.parallel.wrapping import blocks_at_work
+from t5_fsdp.quantities import counted
 from t5_fsdp.seeding import seed_torch
 from t5_fsdp.training.early_stopping import (
     describe_early_stop,
@@ -44,7 +45,7 @@ from t5_fsdp.training.early_stopping import (
 )
 from t5_fsdp.training.loss_scale import LossScale, initial_loss_scale
 from t5_fsdp.training.meters import Meters
-from t5_fsdp.training.metrics import MetricsLog, describe, write_status
+from t5_fsdp.training.metrics import MetricsLog, describe, describe_briefly, write_status
 from t5_fsdp.training.optimizer import learning_rate, take_step
 from t5_fsdp.training.out_of_memory import Estimate, MemoryGuard
 from t5_fsdp.training.profiling import MemorySnapshots, StepTraces
@@ -187,8 +188,8 @@ class Trainer:
             self._metrics.close("preempted" if isinstance(error, Preempted) else "failed")
             raise
         if self._num_skipped:
-            self._console.warn(f"{self._num_skipped} steps of this launch were skipped")
-        message = f"trained {self._last} steps"
+            self._console.warn(f"skipped in this launch: {counted(self._num_skipped, 'step')}")
+        message = f"trained {counted(self._last, 'step')}"
         if self._stops_early():
             folder = self._checkpoints.path(self._state.step).parent
             message = describe_early_stop(
@@ -394,14 +395,15 @@ class Trainer:
         if self._scale.is_dynamic:
             row["loss_scale"] = result.loss_scale
         self._metrics.write("train", batch.step, row)
-        progress.note(f"(to step {batch.step}: {describe(row)})")
+        progress.note(f"(to step {batch.step}: {describe(row)})", describe_briefly(row))
         if self._options.parallel.compile:
             self._say_compilations(batch.step)
 
     def _say_compilations(self, step: int) -> None:
         count = num_compilations()
         if count > self._num_compilations:
-            self._console.say(f"to step {step}: {count} graphs compiled, of {MOST_GRAPHS} at most")
+            compiled = counted(count, "graph")
+            self._console.say(f"to step {step}: {compiled} compiled, of {MOST_GRAPHS} at most")
         self._num_compilations = count
 
     def _validation_is_due(self, step: int) -> bool:
@@ -447,11 +449,12 @@ class Trainer:
         figures = validation.figures
         row = {**figures, "evaluation_share": self._meters.evaluation_share}
         self._metrics.write("validation", step, row)
+        points = (100 * figures[name] for name in ("rouge1", "rouge2", "rougeL", "rougeLsum"))
         self._console.say(
             f"step {step}: validation loss {figures['loss']:.3f}, ROUGE-1/2/L/Lsum "
-            + " / ".join(f"{100 * figures[n]:.1f}" for n in ("rouge1", "rouge2", "rougeL"))
-            + f" / {100 * figures['rougeLsum']:.1f} on {figures['examples']} examples "
-            f"in {figures['seconds']:.1f} s ({row['evaluation_share']:.0%} of the time so far)"
+            + " / ".join(f"{value:.1f}" for value in points)
+            + f"\n  {counted(int(figures['examples']), 'example')} in {figures['seconds']:.1f} s; "
+            f"{row['evaluation_share']:.0%} of the time so far is validation"
         )
         for number, shown in enumerate(validation.shown):
             self._console.say(as_lines(shown, with_document=not self._has_shown_documents))

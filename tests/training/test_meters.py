@@ -17,7 +17,7 @@ from t5_fsdp.data.batching import StepBatch
 from t5_fsdp.model.flops import T5Shape, training_flops
 from t5_fsdp.training.memory_use import MemoryMeter, largest, peak_resident_bytes, resident_bytes
 from t5_fsdp.training.meters import PHASES, Meters, Window, slowest
-from t5_fsdp.training.metrics import describe, scalar_name
+from t5_fsdp.training.metrics import describe, describe_briefly, scalar_name
 from t5_fsdp.training.stopwatch import DeviceTimeline, HostTimeline, Stopwatch
 from tests.conftest import read_metrics, tiny_options
 from tests.measure_overhead import measure
@@ -260,14 +260,16 @@ ROW = {
 
 
 def test_a_line_tells_what_is_odd() -> None:
-    assert describe(ROW) == ("loss 2.500, 1,234 tokens/s, 10.0 sequences/s, peak 3.0 GiB, MFU 42%")
+    assert describe(ROW) == ("loss 2.500, 1,234 tokens/s, peak 3.0 GiB a rank, MFU 42%")
     odd = {"data_seconds": 1.0, "allocator_retries": 2, "slowest_rank_ratio": 1.6, "loss": None,
            "mfu": None}  # fmt: skip
     assert describe(ROW | odd).endswith(
-        "loss not finite, 1,234 tokens/s, 10.0 sequences/s, peak 3.0 GiB, 50% waiting for data, "
+        "loss not finite, 1,234 tokens/s, peak 3.0 GiB a rank, 50% waiting for data, "
         "2 allocator retries, rank 3 takes 1.6 x as long"
     )
     assert describe(ROW | {"allocator_retries": None, "slowest_rank_ratio": None})
+    assert describe_briefly(ROW) == "loss 2.500, 1,234 tokens/s"
+    assert "50% waiting for data" in describe_briefly(ROW | odd)
 
 
 def test_scalars_are_grouped() -> None:

@@ -19,13 +19,14 @@ from t5_fsdp.planning.planned_model import planned_spec
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "configs").glob("*.yaml"))
 DEMO = "demo.yaml"
+ON_CPU = (DEMO, "files_tiny_cpu.yaml")
 GIB = 2**30
 # Of the usable memory: the closed form has been up to 3 % below the simulation.
 ALMOST_FULL = 0.93
 
 each_recipe = pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 each_planned = pytest.mark.parametrize(
-    "path", [path for path in RECIPES if path.name != DEMO], ids=lambda path: path.stem
+    "path", [path for path in RECIPES if path.name not in ON_CPU], ids=lambda path: path.stem
 )
 
 
@@ -69,7 +70,7 @@ def config_of(path: Path) -> Config:
 def test_the_promised_recipes_are_there() -> None:
     sizes = ("small", "base", "large", "3b", "3b_2nodes", "11b", "11b_2nodes", "3b_lora")
     promised = {DEMO, *(f"wikihow_t5_{size}.yaml" for size in sizes)}
-    promised |= {"samsum_flan_t5_xl_lora.yaml", "files_mt5_base.yaml"}
+    promised |= {*ON_CPU, "samsum_flan_t5_xl_lora.yaml", "files_mt5_base.yaml"}
     assert promised <= {path.name for path in RECIPES}
 
 
@@ -96,7 +97,7 @@ def test_the_launch_line_stands_on_top(path: Path) -> None:
     if path.stem.endswith("_2nodes"):
         assert any("torchrun --nnodes 2 --nproc_per_node 8" in line for line in head)
         assert {plan.world_size for plan in stated_plans(path)} == {16}
-    elif path.name != DEMO:
+    elif path.name not in ON_CPU:
         assert any(f"make train CONFIG=configs/{path.name}" in line for line in head)
 
 
@@ -127,6 +128,22 @@ def test_the_head_states_what_the_planner_says(path: Path, pools: Any, tmp_path:
         row = f"| {stated.world_size} x {stated.device} | {stated.peak_gib:.1f} of "
         row += f"{stated.usable_gib:.1f} | {stated.hours:.2f} |"
         assert any(path.name in line and row in line for line in documented()), row
+
+
+def test_the_recipe_for_a_cpu_trains_on_files(pools: Any, corpus: Path, tmp_path: Path) -> None:
+    files = {f"data.{split}_files": corpus / f"{split}.jsonl" for split in ("train", "validation")}
+    files |= {"data.test_files": corpus / "test.jsonl", "run_dir": tmp_path / "run"}
+    less = {
+        "train.max_steps": 2,
+        "schedule.warmup_steps": 1,
+        "evaluation.max_examples": 2,
+        "evaluation.max_new_tokens": 4,
+    }
+    options = [str(word) for name, value in (files | less).items() for word in (f"--{name}", value)]
+    argv = ["--config", str(ROOT / "configs/files_tiny_cpu.yaml"), *options]
+    code, out, err = pools(2).command("train", argv)
+    assert code == 0, err
+    assert "done: trained 2 steps" in out and "warning" not in out
 
 
 def plan(

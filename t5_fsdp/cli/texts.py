@@ -66,6 +66,7 @@ def find_files(paths: Sequence[str]) -> list[Path]:
     Raises:
         UserError: a path does not exist, or a folder has no .txt file below it.
     """
+    check_files(paths)
     files: list[Path] = []
     for name in paths:
         path = Path(name)

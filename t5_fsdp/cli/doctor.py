@@ -100,6 +100,8 @@ def _read_config(layers: Layers) -> tuple[Config, list[Finding]]:
     is_given = has_config or "name" in layers.flags.get("model", {})
     if not is_given or "model.name" in found.in_doubt:
         config.model.name = None  # that of the defaults is nobody's
+    if "run_dir" not in {**layers.files, **layers.flags}:
+        config.run_dir = str(Path(config.run_dir).parent)  # likewise; runs lie in there
     return config, findings
 
 

@@ -305,6 +305,12 @@ def test_a_missing_file_and_an_impossible_option_are_problems(
     assert "peer" not in captured.out
 
 
+def test_without_a_configuration_no_run_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv, place in (([], "runs"), (["--run_dir", "runs/mine"], "runs/mine")):
+        doctor.main([*argv, "--peers", "false"])
+        assert f"GiB free at {place}\n" in capsys.readouterr().out
+
+
 def test_a_problem_of_the_configuration_does_not_hide_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

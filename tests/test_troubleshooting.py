@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import gzip
 import io
 import os
 import re
@@ -19,27 +21,46 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from t5_fsdp import summarize
+from t5_fsdp.benchmark.workload import read_pairs
+from t5_fsdp.checkpoint.format import check_complete
+from t5_fsdp.checkpoint.hub import check_push
 from t5_fsdp.cli import launch_check
+from t5_fsdp.cli.options import parse_layers
 from t5_fsdp.cli.run_folder import lock_run_dir
-from t5_fsdp.config import LoggingConfig
+from t5_fsdp.cli.texts import find_files
+from t5_fsdp.config import LoggingConfig, ParallelConfig
 from t5_fsdp.console import Console
-from t5_fsdp.distributed import Launch, pick_device
+from t5_fsdp.data.readers import read_rows
+from t5_fsdp.distributed import Launch, enter_world, pick_device
 from t5_fsdp.errors import UserError
+from t5_fsdp.evaluation.predictions import read_predictions
+from t5_fsdp.files import check_new
+from t5_fsdp.model.devices import DEVICES
+from t5_fsdp.parallel import activation_checkpointing
+from t5_fsdp.planning.step_time import step_time
+from t5_fsdp.planning.workload import Lengths
+from t5_fsdp.report.runs import read_runs
 from t5_fsdp.training.trackers.tracker import TrackedRun
 from t5_fsdp.training.trackers.trackers import Trackers, check_trackers
-from tests.conftest import ROOT, tiny_options
+from tests.conftest import ROOT, tiny_options, write_jsonl
 from tests.distributed.test_hang import train_with_a_hang
+from tests.planning.runs import planned
+from tests.training.test_out_of_memory import train_with_too_little_memory
 from tests.training.test_trackers import Memory
 
 PAGE = ROOT / "docs/troubleshooting.md"
+# The rows of "Other errors, by kind": what about, text, what helps, where in the code.
+ROW = re.compile(r"^\| (.+?) \| `(error: .+?)` \| .+? \| (`t5_fsdp/.+?) \|$", re.MULTILINE)
 QUOTED = re.compile(r"^### (.+?)\n\n(.*?)(?=^##)", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```text\n(.+?)\n```$", re.MULTILINE | re.DOTALL)
 
 
 def quoted_texts() -> dict[str, list[str]]:
     """The texts of each entry by its title."""
-    found = QUOTED.findall(PAGE.read_text(encoding="utf-8"))
-    return {title: BLOCK.findall(body) for title, body in found}
+    page = PAGE.read_text(encoding="utf-8")
+    entries = {title: BLOCK.findall(body) for title, body in QUOTED.findall(page)}
+    return entries | {about: [text] for about, text, _ in ROW.findall(page)}
 
 
 @dataclass
@@ -216,6 +237,115 @@ def _(desk: Desk) -> str:
     return stream.getvalue()
 
 
+@provokes("Memory runs out")
+def _(desk: Desk) -> str:
+    options = {"train.collective_timeout_seconds": 5, "train.max_steps": 5}
+    results = desk.pools(1).run(train_with_too_little_memory, desk.options(**options), 0, True)
+    return results[0][2]
+
+
+@provokes("an option's value")
+def _(desk: Desk) -> str:
+    return desk.train(**{"train.global_batch_size": 0})
+
+
+@provokes("a YAML file")
+def _(desk: Desk) -> str:
+    path = desk.folder / "empty.yaml"
+    path.touch()
+    return refusal(lambda: parse_layers(["--config", str(path)], command="train", description=""))
+
+
+@provokes("a data file")
+def _(desk: Desk) -> str:
+    path = desk.folder / "cut.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"document": "a", "summary": "b"}\n')[:-9])
+    return refusal(lambda: list(read_rows(path)))
+
+
+@provokes("the tokenizer")
+def _(desk: Desk) -> str:
+    return desk.train(**{"model.tokenizer": "./none"})
+
+
+@provokes("the model, its configuration and weights")
+def _(desk: Desk) -> str:
+    return desk.train(**{"model.name": "./none", "model.init": "pretrained", "model.config": "{}"})
+
+
+@provokes("the engine")
+def _(desk: Desk) -> str:
+    return refusal(lambda: activation_checkpointing.apply(torch.nn.Linear(2, 2), ParallelConfig()))
+
+
+@provokes("how processes are started")
+def _(desk: Desk) -> str:
+    desk.monkeypatch.delenv("MASTER_ADDR", raising=False)
+    return refusal(lambda: enter_world(Launch(world_size=2, local_world_size=2)))
+
+
+@provokes("training itself")
+def _(desk: Desk) -> str:
+    return desk.train(**{"optimizer.lr": "1e30", "optimizer.grad_clip_norm": "null"})
+
+
+@provokes("a checkpoint or a run folder")
+def _(desk: Desk) -> str:
+    return refusal(lambda: check_complete(desk.folder / "checkpoints/step-00000001"))
+
+
+@provokes("exporting")
+def _(desk: Desk) -> str:
+    (desk.folder / "file").touch()
+    return refusal(lambda: check_new(desk.folder, "--output"))
+
+
+@provokes("the Hub")
+def _(desk: Desk) -> str:
+    return refusal(lambda: check_push("me/my-t5"))
+
+
+@provokes("predictions, scores, comparisons")
+def _(desk: Desk) -> str:
+    path = write_jsonl(desk.folder / "mine.jsonl", [{"reference": "a"}])
+    return refusal(lambda: read_predictions(path))
+
+
+@provokes("texts to summarize")
+def _(desk: Desk) -> str:
+    return refusal(lambda: find_files([str(desk.folder)]))
+
+
+@provokes("the report")
+def _(desk: Desk) -> str:
+    return refusal(lambda: read_runs([desk.folder]))
+
+
+@provokes("a plan")
+def _(desk: Desk) -> str:
+    device = dataclasses.replace(DEVICES["t4"], name="CPU")
+    return refusal(lambda: step_time(planned(), device, Lengths(512, 150, "")))
+
+
+@provokes("the benchmark")
+def _(desk: Desk) -> str:
+    (desk.folder / "pairs.jsonl").touch()
+    return refusal(lambda: read_pairs(desk.folder / "pairs.jsonl"))
+
+
+@provokes("a program that uses the package")
+def _(desk: Desk) -> str:
+    return refusal(lambda: summarize("one text", desk.folder))
+
+
+@provokes("`t5-fsdp` and the small commands")
+def _(desk: Desk) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "t5_fsdp", "trian"], cwd=ROOT, capture_output=True, text=True
+    )
+    return done.stderr
+
+
 @functools.cache
 def failing_torchrun() -> str:
     """What torchrun says round a process that fails."""
@@ -262,10 +392,33 @@ LONG = {"A rank hangs"}
 
 def test_every_entry_is_provoked_and_every_provoker_has_an_entry() -> None:
     entries = quoted_texts()
-    assert len(entries) >= 20
+    assert len(entries) >= 40
     assert {title: len(texts) for title, texts in entries.items()} == {
         title: len(functions) for title, functions in PROVOKERS.items()
     }
+
+
+def modules_with_errors_for_users() -> set[str]:
+    made = re.compile(r"\b(?:UserError|DamagedError)\(")
+    files = {path: path.read_text(encoding="utf-8") for path in (ROOT / "t5_fsdp").rglob("*.py")}
+    return {
+        str(path.relative_to(ROOT))
+        for path, text in files.items()
+        if made.search(text) and path.name != "errors.py"
+    }
+
+
+def test_every_module_that_has_errors_for_users_has_its_row() -> None:
+    places = [
+        place
+        for *_, cell in ROW.findall(PAGE.read_text(encoding="utf-8"))
+        for place in re.findall(r"`(t5_fsdp/[\w./]+)`", cell)
+    ]
+    modules = modules_with_errors_for_users()
+    assert len(modules) > 50
+    assert [name for name in modules if not name.startswith(tuple(places))] == []
+    unused = [place for place in places if not any(name.startswith(place) for name in modules)]
+    assert unused == []
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,7 +16,9 @@ PREDICTION_FORMAT = (
 )
 
 
-def read_predictions(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+def read_predictions(
+    path: str | os.PathLike[str], on_bad_bytes: Callable[[str], None] | None = None
+) -> list[dict[str, Any]]:
     """The objects of a predictions.jsonl, with all their fields; blank lines are skipped.
 
     Each has at least the string "prediction" and either the string "reference" or "references", a
@@ -24,13 +26,17 @@ def read_predictions(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     line, may be left out (or null, both), an id in all lines or none. NaN and infinities, which
     Python writes though JSON has none, are read as null.
 
+    Args:
+        on_bad_bytes: told of each line that is not UTF-8, which is then read with U+FFFD for what
+            is wrong; None: such a line is refused.
+
     Raises:
         UserError: the file cannot be read or has no prediction, or a line is not UTF-8, not a JSON
             object or not as above; names file and line.
     """
     try:
         with open(path, "rb") as file:
-            rows = list(_read_rows(file, path))
+            rows = list(_read_rows(file, path, on_bad_bytes))
     except OSError as error:
         reason = error.strerror or error
         raise UserError(
@@ -72,7 +78,9 @@ def _texts_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return (row.get("document"), *references_of(row))
 
 
-def _read_rows(file: BinaryIO, path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+def _read_rows(
+    file: BinaryIO, path: str | os.PathLike[str], on_bad_bytes: Callable[[str], None] | None
+) -> Iterator[dict[str, Any]]:
     lines_of_ids: dict[str, int] = {}
     num_rows = 0
     for number, line in enumerate(file, start=1):
@@ -81,7 +89,7 @@ def _read_rows(file: BinaryIO, path: str | os.PathLike[str]) -> Iterator[dict[st
         if not line.strip():
             continue
         place = f"{path}, line {number}"
-        row = _parse_row(line, place)
+        row = _parse_row(_decode(line, place, on_bad_bytes), place)
         _check_fields(row, place)
         if "id" in row:
             earlier = lines_of_ids.setdefault(str(row["id"]), number)
@@ -97,13 +105,20 @@ def _read_rows(file: BinaryIO, path: str | os.PathLike[str]) -> Iterator[dict[st
         yield row
 
 
-def _parse_row(line: bytes, place: str) -> dict[str, Any]:
+def _decode(line: bytes, place: str, on_bad_bytes: Callable[[str], None] | None) -> str:
     try:
-        row = json.loads(line.decode("utf-8"), parse_constant=lambda _: None)
+        return line.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(
-            f"{place} is not UTF-8 (byte {error.start + 1}); save the file as UTF-8 text"
-        ) from error
+        problem = f"{place} is not UTF-8 (byte {error.start + 1})"
+        if on_bad_bytes is None:
+            raise UserError(f"{problem}; save the file as UTF-8 text") from error
+        on_bad_bytes(problem)
+        return line.decode("utf-8", errors="replace")
+
+
+def _parse_row(line: str, place: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line, parse_constant=lambda _: None)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{place} is not JSON ({error}); {PREDICTION_FORMAT}") from error
     if not isinstance(row, dict):

@@ -26,10 +26,21 @@ def curves_of(runs: Sequence[Run]) -> tuple[Markup, list[dict[str, Any]]]:
         return Markup(), []
     reading = "Point at a curve, or focus it and use the arrow keys, to read its values."
     hints = [tag("p", reading, class_="note hint needs-script")]
+    if len(runs) > 1:
+        hints.insert(0, legend(runs))
     if any(panel.smooths(line) for panel in drawn for line in panel.series):
         smoothing = "Curves of many points are faint, under their means over hundredths of the run."
         hints.append(tag("p", smoothing, class_="note"))
     return join([*hints, tag("div", *figures, class_="panels")]), data
+
+
+def legend(runs: Sequence[Run]) -> Markup:
+    """Which colour each run has."""
+    items = (
+        tag("li", swatch(color), tag("bdi", run.name), title=run.folder)
+        for color, run in enumerate(runs)
+    )
+    return tag("ul", *items, class_="legend")
 
 
 def _panel(panel: Panel, svg: Markup, number: int, several: bool) -> Markup:

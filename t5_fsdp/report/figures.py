@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +51,7 @@ class TimeShare:
 class LeadScores:
     """ROUGE of the lead baseline, F-measures from 0 to 1 by metric."""
 
-    examples: int | None
+    num_examples: int | None
     fmeasures: dict[str, float]
 
 
@@ -81,14 +81,17 @@ def lead_scores(run: Run, split: str) -> LeadScores | None:
         scores = as_mapping(newest.rouge.get("lead_baseline"))
         found = {name: as_number(as_mapping(scores.get(name)).get("fmeasure")) for name in METRICS}
         if all(value is not None for value in found.values()):
-            examples = as_number(newest.rouge.get("examples"))
-            return LeadScores(None if examples is None else int(examples), found)  # type: ignore[arg-type]
+            return LeadScores(_num_examples(newest.rouge), found)  # type: ignore[arg-type]
     audited = as_mapping(as_mapping(run.audit.get("lead_baseline")).get(split))
     found = {name: as_number(audited.get(name)) for name in METRICS}
     if any(value is None for value in found.values()):
         return None
-    examples = as_number(audited.get("examples"))
-    return LeadScores(None if examples is None else int(examples), found)  # type: ignore[arg-type]
+    return LeadScores(_num_examples(audited), found)  # type: ignore[arg-type]
+
+
+def _num_examples(scores: Mapping[str, Any]) -> int | None:
+    number = as_number(scores.get("examples"))
+    return None if number is None else int(number)
 
 
 def interval(evaluated: Evaluated, metric: str) -> str:
@@ -223,12 +226,12 @@ def _time(shares: Sequence[TimeShare]) -> Figure | None:
     return Figure("Time", duration(total), "training, validation, checkpoints; no start-up")
 
 
-def _evaluation_cost(shares: Sequence[TimeShare], count: int) -> Figure | None:
+def _evaluation_cost(shares: Sequence[TimeShare], num_validations: int) -> Figure | None:
     seconds = sum(share.seconds for share in shares if share.label == "Validation")
     if not seconds:
         return None
     total = sum(share.seconds for share in shares)
-    each = f"{count:,} validations" if count > 1 else "1 validation"
+    each = f"{num_validations:,} validations" if num_validations > 1 else "1 validation"
     return Figure("Cost of validation", percent(seconds / total), f"{each}, {duration(seconds)}")
 
 

@@ -9,28 +9,28 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
-from t5_fsdp.report.charts import curves_of, time_of
+from t5_fsdp.report.charts import curves_of, legend, time_of
 from t5_fsdp.report.markup import Markup, each, join, json_script, tag
 from t5_fsdp.report.overview import figures_of, scores_of
-from t5_fsdp.report.plots import swatch
 from t5_fsdp.report.runs import METRICS, Run, as_mapping
 from t5_fsdp.report.settings import configuration_of
-from t5_fsdp.report.summaries import MOST_CHARACTERS, browsable
+from t5_fsdp.report.summaries import MOST_BYTES, browsable
 from t5_fsdp.report.tables import audit_of, checkpoints_of, environment_of
+from t5_fsdp.report.wording import moment
 
 GENERATOR = "t5_fsdp report"
 
 
-def render(runs: Sequence[Run], most_characters: int = MOST_CHARACTERS) -> str:
+def render(runs: Sequence[Run], most_bytes: int = MOST_BYTES) -> str:
     """The page about one run, or about several beside each other.
 
     Args:
-        most_characters: of the summaries that the page holds, about; see `summaries.browsable`.
+        most_bytes: of the summaries that the page holds, about; see `summaries.browsable`.
 
     Raises:
         UserError: a predictions file can't be read.
     """
-    evaluations = browsable(runs, most_characters)
+    evaluations = browsable(runs, most_bytes)
     curves, chart_data = curves_of(runs)
     sections = [
         ("figures", "Figures", figures_of(runs)),
@@ -44,7 +44,12 @@ def render(runs: Sequence[Run], most_characters: int = MOST_CHARACTERS) -> str:
         ("environment", "Environment", each(runs, environment_of)),
     ]
     present = [(name, title, body) for name, title, body in sections if body]
-    data = {"charts": chart_data, "evaluations": evaluations, "titles": METRICS}
+    data = {
+        "runs": len(runs),
+        "charts": chart_data,
+        "evaluations": evaluations,
+        "titles": METRICS,
+    }
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared"
     body = join(
         [
@@ -91,7 +96,7 @@ def _digest(text: str) -> str:
 
 
 def _now() -> str:
-    return time.strftime("%Y-%m-%d %H:%M")
+    return moment(time.strftime("%Y-%m-%dT%H:%M:%S%z"))
 
 
 def _header(runs: Sequence[Run], title: str, places: Sequence[tuple[str, str]]) -> Markup:
@@ -101,7 +106,8 @@ def _header(runs: Sequence[Run], title: str, places: Sequence[tuple[str, str]]) 
         "header",
         tag("h1", title),
         *(tag("p", line, class_="lead") for line in lines),
-        _legend(runs) if len(runs) > 1 else None,
+        legend(runs) if len(runs) > 1 else None,
+        _notices(runs),
         tag("nav", *links, aria_label="Sections"),
     )
 
@@ -124,17 +130,18 @@ def _model_line(run: Run) -> str:
             for name in ("engine", "sharding", "param_dtype")
             if run.option(f"parallel.{name}")
         ),
-        str(environment.get("time", ""))[:16].replace("T", " "),
+        moment(str(environment.get("time", ""))),
     ]
     return " · ".join(str(part) for part in parts if part)
 
 
-def _legend(runs: Sequence[Run]) -> Markup:
-    items = (
-        tag("li", swatch(color), tag("bdi", run.name), title=run.folder)
-        for color, run in enumerate(runs)
-    )
-    return tag("ul", *items, class_="legend")
+def _notices(runs: Sequence[Run]) -> Markup | None:
+    lines = [
+        f"{run.name}: {notice}" if len(runs) > 1 else notice
+        for run in runs
+        for notice in run.notices
+    ]
+    return tag("ul", *(tag("li", line) for line in lines), class_="warnings") if lines else None
 
 
 def _section(name: str, title: str, body: Markup) -> Markup:
@@ -167,6 +174,7 @@ def _summaries(evaluations: Sequence[Mapping[str, Any]]) -> Markup:
             tag("noscript", tag("p", "The summaries need JavaScript, which is off here.")),
             tag("div", *controls, class_="controls needs-script"),
             tag("p", id="cut", class_="note"),
+            tag("p", id="paper", class_="note"),
             tag("div", id="examples"),
             tag("div", *pager, class_="pager needs-script"),
         ]

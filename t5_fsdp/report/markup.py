@@ -59,9 +59,13 @@ def json_script(identity: str, value: Any) -> Markup:
     Raises:
         ValueError: a number is NaN or infinite.
     """
+    return Markup(f'<script type="application/json" id="{identity}">{script_text(value)}</script>')
+
+
+def script_text(value: Any) -> str:
+    """A value as JSON that can stand in a script element; raises as `json_script`."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    text = text.translate(_IN_SCRIPT)
-    return Markup(f'<script type="application/json" id="{identity}">{text}</script>')
+    return text.translate(_IN_SCRIPT)
 
 
 def table(

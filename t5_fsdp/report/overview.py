@@ -19,8 +19,9 @@ def figures_of(runs: Sequence[Run]) -> Markup:
             tag(
                 "div",
                 tag("dt", figure.label),
-                tag("dd", figure.value, class_=f"value {_state_class(figure)}".strip()),
+                tag("dd", figure.value, class_=_value_class(figure)),
                 tag("dd", figure.note, class_="note") if figure.note else None,
+                class_="wide" if len(figure.note) > _LONGEST_NARROW_NOTE else None,
             )
             for figure in headline(runs[0])
         )
@@ -32,15 +33,20 @@ def figures_of(runs: Sequence[Run]) -> Markup:
     return table(["", *heads], rows, "Figures of the runs", texts=len(runs) + 1)
 
 
-def _state_class(figure: Figure) -> str:
-    return f"state-{figure.value}" if figure.label == "State" else ""
+_LONGEST_NARROW_NOTE = 120  # characters; a longer one, the message of a failure, has its own row
+_STATES = ("running", "finished", "preempted", "failed")
+
+
+def _value_class(figure: Figure) -> str:
+    is_state = figure.label == "State" and figure.value in _STATES
+    return f"value state-{figure.value}" if is_state else "value"
 
 
 def _figure_cell(figure: Figure | None) -> Markup | str:
     if figure is None:
         return MISSING
     note = tag("div", figure.note, class_="note") if figure.note else None
-    return join([tag("div", figure.value, class_="value"), note])
+    return join([tag("div", figure.value, class_=_value_class(figure)), note])
 
 
 def scores_of(runs: Sequence[Run]) -> Markup:
@@ -55,7 +61,7 @@ def scores_of(runs: Sequence[Run]) -> Markup:
             lead = lead_scores(run, split)
             if lead is not None:
                 values = (points(lead.fmeasures[name]) for name in METRICS)
-                examples = "" if lead.examples is None else f"{lead.examples:,}"
+                examples = "" if lead.num_examples is None else f"{lead.num_examples:,}"
                 rows.append([f"{several}{split}, lead baseline", examples, *values])
     if not rows:
         return Markup()

@@ -11,6 +11,21 @@
     return element;
   }
 
+  function swatch(color) {
+    const drawn = document.createElementNS(SVG, "svg");
+    drawn.setAttribute("viewBox", "0 0 20 10");
+    drawn.setAttribute("class", "swatch");
+    drawn.setAttribute("aria-hidden", "true");
+    const line = document.createElementNS(SVG, "line");
+    const style = { x1: 1, x2: 19, y1: 5, y2: 5, class: `curve ${styleOf(color)}` };
+    for (const [key, value] of Object.entries(style)) line.setAttribute(key, value);
+    drawn.append(line);
+    return drawn;
+  }
+
+  // As plots.py has it.
+  const styleOf = (color) => `s${color % 8} d${Math.floor(color / 8) % 3}`;
+
   function number(value) {
     if (value === null) return "–";
     const size = Math.abs(value);
@@ -21,7 +36,26 @@
     return value.toExponential(2).replace(/\.?0+e/, "e").replace("e+", "e");
   }
 
+  // A text, or [its beginning, how many characters of it are left out].
+  const textOf = (text) => (Array.isArray(text) ? text[0] : text);
+
   // ---------------------------------------------------------------- curves
+
+  // Writes the values of a chart alike, to about a thousandth of its axis.
+  function writer(chart) {
+    const [low, high] = chart.y;
+    const largest = Math.max(Math.abs(low), Math.abs(high));
+    if (chart.log || largest >= 1e15) {
+      return (value) =>
+        Math.abs(value) >= 1e-3 && Math.abs(value) < 1e3 ? value.toPrecision(4) : number(value);
+    }
+    if (largest < 1e-2) {
+      return (value) => (value === 0 ? "0" : value.toExponential(2).replace("e+", "e"));
+    }
+    const digits = Math.min(6, Math.max(0, 3 - Math.floor(Math.log10(high - low))));
+    const how = { minimumFractionDigits: digits, maximumFractionDigits: digits };
+    return (value) => value.toLocaleString("en-US", how);
+  }
 
   // Index of the step nearest to `step` in an ascending list.
   function nearest(steps, step) {
@@ -43,6 +77,7 @@
     const [firstStep, lastStep, left, right] = chart.x;
     const [low, high, bottom, top] = chart.y;
     const all = [...new Set(chart.series.flatMap((line) => line.steps))].sort((a, b) => a - b);
+    const written = writer(chart);
     let shown = null;
 
     const placeOf = (step) => left + ((right - left) * (step - firstStep)) / (lastStep - firstStep);
@@ -58,12 +93,29 @@
       cursor.append(element);
     }
 
+    // "step 20: training 2.31 · ..."; several runs are told by their colours, and to a reader.
+    function tell(step, values) {
+      readout.replaceChildren(`step ${number(step)}: `);
+      if (!values.length) readout.append("no value");
+      values.forEach(([line, value, at], index) => {
+        if (index) readout.append(" · ");
+        const item = make("span", "item");
+        if (data.runs > 1) item.append(swatch(line.color));
+        if (chart.series.length > 1) {
+          item.append(make("span", data.runs > 1 ? "unseen" : "", `${line.name} `));
+        }
+        item.append(written(value));
+        if (at !== step) item.append(` (step ${number(at)})`);
+        readout.append(item);
+      });
+    }
+
     function show(step) {
       shown = step;
       cursor.replaceChildren();
       const x = placeOf(step);
       add("line", { x1: x, x2: x, y1: top, y2: bottom });
-      const parts = [];
+      const values = [];
       for (const line of chart.series) {
         const index = nearest(line.steps, step);
         const value = line.values[index];
@@ -72,13 +124,11 @@
         if (value === null || away > (lastStep - firstStep) / 20) continue;
         add("circle", {
           cx: placeOf(line.steps[index]), cy: heightOf(value), r: 3.2,
-          class: `dot s${line.color % 8}`,
+          class: `dot ${styleOf(line.color)}`,
         });
-        const name = chart.series.length > 1 ? `${line.name} ` : "";
-        const where = line.steps[index] === step ? "" : ` (step ${number(line.steps[index])})`;
-        parts.push(name + number(value) + where);
+        values.push([line, value, line.steps[index]]);
       }
-      readout.textContent = `step ${number(step)}: ${parts.join(" · ") || "no value"}`;
+      tell(step, values);
     }
 
     function hide() {
@@ -108,9 +158,40 @@
       event.preventDefault();
       show(all[shown === null && event.key.startsWith("Arrow") ? at : moved]);
     });
+    return {
+      readout,
+      hide,
+      // With as much as it will ever have to hold.
+      fill: () => tell(lastStep, chart.series.flatMap((line, index) => {
+        const known = line.values.filter((value) => value !== null);
+        if (!known.length) return [];
+        const longest = known.reduce((a, b) => (written(a).length < written(b).length ? b : a));
+        return [[line, longest, index ? lastStep - 1 : lastStep]];
+      })),
+    };
   }
 
-  document.querySelectorAll("figure.panel").forEach(follow);
+  const charts = [...document.querySelectorAll("figure.panel")].map(follow);
+
+  // Nothing below a chart moves when its values are read.
+  function reserve() {
+    for (const { readout, fill } of charts) {
+      readout.style.minHeight = "";
+      fill();
+    }
+    const heights = charts.map(({ readout }) => readout.offsetHeight);
+    charts.forEach(({ readout, hide }, index) => {
+      hide();
+      readout.style.minHeight = `${heights[index]}px`;
+    });
+  }
+
+  let width = window.innerWidth;
+  window.addEventListener("resize", () => {
+    if (window.innerWidth !== width) reserve();
+    width = window.innerWidth;
+  });
+  reserve();
 
   // ---------------------------------------------------------------- summaries
 
@@ -158,6 +239,10 @@
     sort.value = metric < 0 ? "" : String(metric);
     fillOrder();
     get("cut").textContent = evaluation.cut;
+    get("paper").textContent =
+      `On paper stand the examples that the page showed. All ${evaluation.rows.length.toLocaleString("en-US")} ` +
+      `are in the page itself, in a browser, and in ${evaluation.file} of the run's folder` +
+      (data.runs > 1 ? ` (${evaluation.run}).` : ".");
     refresh();
   }
 
@@ -166,7 +251,7 @@
     const wanted = query.value.trim().toLowerCase();
     if (wanted && searched === null) {
       searched = rows.map((row) =>
-        [row[0], row[1] || "", ...row[2], row[3]].join("\n").toLowerCase());
+        [row[0], row[1] || "", ...row[2], row[3]].map(textOf).join("\n").toLowerCase());
     }
     found = [...rows.keys()].filter((index) => !wanted || searched[index].includes(wanted));
     const sign = order.value === "down" ? -1 : 1;
@@ -201,16 +286,27 @@
 
   function column(heading, texts) {
     const element = make("div");
-    element.append(make("h3", "", heading));
-    for (const text of texts) {
+    const title = make("h3", "", heading);
+    element.append(title);
+    for (const given of texts) {
+      const text = textOf(given);
       const block = make("div", text.trim() ? "text" : "text empty");
       block.dir = "auto";
       if (text.trim()) fillText(block, text);
       else block.textContent = "(empty)";
+      if (given !== text) {
+        const all = text.length + given[1];
+        const what = `cut: ${text.length.toLocaleString("en-US")} of ${all.toLocaleString("en-US")}`;
+        title.append(make("span", "cut", `${what} characters`));
+        block.append(make("span", "cut", "…"));
+      }
       element.append(block);
     }
     return element;
   }
+
+  // Each evaluation has its own limit, but none has less of a reference.
+  const beginnings = (texts) => JSON.stringify(texts.map((text) => textOf(text).slice(0, 2000)));
 
   // Of the same example by the other runs: [heading, text].
   function summariesOfOthers(id, references) {
@@ -220,7 +316,7 @@
       if (!other.byId) other.byId = new Map(other.rows.map((row) => [row[0], row]));
       const row = other.byId.get(id);
       // An id may be of other data.
-      if (!row || JSON.stringify(row[2]) !== JSON.stringify(references)) continue;
+      if (!row || beginnings(row[2]) !== beginnings(references)) continue;
       const field = evaluation.fields[Number(sort.value)];
       const column = sort.value === "" ? -1 : other.fields.indexOf(field);
       const score = column < 0 ? "" : `, ${title(field)} ${shownNumber(field, row[TEXTS + column])}`;

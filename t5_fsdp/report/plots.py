@@ -19,6 +19,7 @@ _MOST_MARKED = 40  # points that get a dot each
 # A curve of more points is drawn faint, under its means over so many parts of the run.
 _SMOOTHED_FROM = 300
 _MEANS = 100
+_TICK_SHARE = 0.14  # of the axis of steps, which a label needs
 # Values that differ so many times are drawn on a logarithmic axis, where a panel allows it.
 _LOGARITHMIC_FROM = 30.0
 
@@ -83,18 +84,18 @@ class _Axis:
         return (value - self.low) / (self.high - self.low)
 
 
-def thin(points: Curve, buckets: int = _PLOT_WIDTH) -> Curve:
+def thin(points: Curve, num_buckets: int = _PLOT_WIDTH) -> Curve:
     """At most about five points a bucket of steps: ends, smallest, largest, and one for a gap.
 
     What is drawn looks the same as with all of them, if a bucket is no wider than a pixel.
     """
-    if len(points) <= 2 * buckets:
+    if len(points) <= 2 * num_buckets:
         return points
     first, last = points[0][0], points[-1][0]
-    width = max(1e-9, (last - first) / buckets)
+    width = max(1e-9, (last - first) / num_buckets)
     groups: dict[int, list[int]] = {}
     for index, (step, _) in enumerate(points):
-        groups.setdefault(min(buckets - 1, int((step - first) / width)), []).append(index)
+        groups.setdefault(min(num_buckets - 1, int((step - first) / width)), []).append(index)
     kept: list[int] = []
     for indices in groups.values():
         known = [index for index in indices if points[index][1] is not None]
@@ -106,14 +107,16 @@ def thin(points: Curve, buckets: int = _PLOT_WIDTH) -> Curve:
     return [points[index] for index in kept]
 
 
-def means(points: Curve, count: int = _MEANS) -> Curve:
-    """The mean of each of `count` equally long stretches of steps that has a value."""
+def means(points: Curve, num_means: int = _MEANS) -> Curve:
+    """The mean of each of `num_means` equally long stretches of steps that has a value."""
     first, last = points[0][0], points[-1][0]
-    width = max(1e-9, (last - first) / count)
+    width = max(1e-9, (last - first) / num_means)
     groups: dict[int, list[tuple[int, float]]] = {}
     for step, value in points:
         if value is not None:
-            groups.setdefault(min(count - 1, int((step - first) / width)), []).append((step, value))
+            groups.setdefault(min(num_means - 1, int((step - first) / width)), []).append(
+                (step, value)
+            )
     return [
         (sum(step for step, _ in group) // len(group), math.fsum(v for _, v in group) / len(group))
         for group in groups.values()
@@ -196,7 +199,9 @@ def _describe(panel: Panel, lines: Sequence[tuple[Series, Curve]]) -> str:
 
 def _step_axis(last: int) -> _Axis:
     high = max(1, last)
-    ticks = [tick for tick in round_ticks(0, high, 5) if tick == int(tick) and tick <= high]
+    ticks = [tick for tick in round_ticks(0, high, 5) if tick == int(tick)]
+    # The last step has a label of its own, and room for it.
+    ticks = [*(tick for tick in ticks if tick <= (1 - _TICK_SHARE) * high), high]
     return _Axis(0, high, ticks, [_step_label(tick) for tick in ticks])
 
 
@@ -224,9 +229,9 @@ def _value_axis(panel: Panel, values: Sequence[float]) -> _Axis:
     return _Axis(low, high, ticks, labels_of(ticks))
 
 
-def round_ticks(low: float, high: float, count: int) -> list[float]:
-    """About `count` multiples of 1, 2 or 5 times a power of ten that enclose an interval."""
-    rough = (high - low) / count
+def round_ticks(low: float, high: float, num_ticks: int) -> list[float]:
+    """About `num_ticks` multiples of 1, 2 or 5 times a power of ten that enclose an interval."""
+    rough = (high - low) / num_ticks
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)

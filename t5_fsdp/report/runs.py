@@ -38,7 +38,7 @@ class Evaluated:
         step: of that checkpoint, if it has one.
         rouge: rouge.json.
         comparison: comparison.json, if there is one.
-        written: when, in seconds since 1970.
+        written_seconds: when, since 1970.
     """
 
     split: str
@@ -47,7 +47,7 @@ class Evaluated:
     folder: Path
     rouge: dict[str, Any]
     comparison: dict[str, Any] | None
-    written: float
+    written_seconds: float
 
     @property
     def predictions(self) -> Path:
@@ -76,6 +76,7 @@ class Run:
             logged twice the last one.
         evaluations: the oldest first.
         checkpoints: what is left of them in the folder.
+        notices: what is odd about its files, a line each.
     """
 
     folder: Path
@@ -89,6 +90,7 @@ class Run:
     saves: list[Row] = field(default_factory=list)
     evaluations: list[Evaluated] = field(default_factory=list)
     checkpoints: list[Listed] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
 
     @property
     def best_metric(self) -> str:
@@ -137,19 +139,21 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         UserError: there is none, or a file in it can't be read.
     """
     _check_run(folder)
-    rows = _read_metrics(folder / "metrics.jsonl")
+    notices: list[str] = []
+    rows = _read_metrics(folder / "metrics.jsonl", notices)
     return Run(
         folder,
         _real(folder).name if name is None else name,
-        config=_read_config(folder / "config.yaml"),
-        status=_read_object(folder / "status.json"),
-        environment=_read_object(folder / "environment.json"),
-        audit=_read_object(folder / "data_audit.json"),
+        config=_read_config(folder / "config.yaml", notices),
+        status=_read_object(folder / "status.json", notices),
+        environment=_read_object(folder / "environment.json", notices),
+        audit=_read_object(folder / "data_audit.json", notices),
         train=_of_kind(rows, "train"),
         validation=_of_kind(rows, "validation"),
         saves=_of_kind(rows, "checkpoint"),
-        evaluations=_read_evaluations(folder / "evaluation"),
+        evaluations=_read_evaluations(folder / "evaluation", notices),
         checkpoints=_list_checkpoints(folder),
+        notices=notices,
     )
 
 
@@ -220,30 +224,42 @@ def _names(folders: Sequence[Path]) -> list[str]:
 # ---------------------------------------------------------------- files
 
 
-def _read_bytes(path: Path) -> bytes | None:
-    """Of a regular file, without a mark of byte order; None where there is none."""
+def _read_text(path: Path, notices: list[str]) -> str | None:
+    """Of a regular file, without a mark of byte order; None where there is none.
+
+    Args:
+        notices: told of bytes that are no UTF-8, which become U+FFFD.
+
+    Raises:
+        UserError: it can't be read.
+    """
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # a pipe would keep its reader waiting
             raise UserError(f"{path} is no regular file; move it away")
-        return path.read_bytes().removeprefix(codecs.BOM_UTF8)
+        content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     except FileNotFoundError:
         return None
     except OSError as error:
         reason = f"{path} can't be read ({error.strerror})"
         raise UserError(f"{reason}; mend that, or move it away") from error
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError:
+        notices.append(f"{path.name} has bytes that are no UTF-8; they are shown as \ufffd")
+        return content.decode("utf-8", errors="replace")
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def _read_object(path: Path, notices: list[str]) -> dict[str, Any]:
     """A JSON object; an empty one where there is no file.
 
     Raises:
         UserError: it can't be read.
     """
-    content = _read_bytes(path)
-    if content is None:
+    text = _read_text(path, notices)
+    if text is None:
         return {}
     try:
-        value = json.loads(content.decode("utf-8"), parse_constant=lambda _: None)
+        value = json.loads(text, parse_constant=lambda _: None)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON ({error}); mend it, or move it away") from error
     if not isinstance(value, dict):
@@ -267,12 +283,12 @@ class _PlainLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    content = _read_bytes(path)
-    if content is None:
+def _read_config(path: Path, notices: list[str]) -> dict[str, Any]:
+    text = _read_text(path, notices)
+    if text is None:
         return {}
     try:
-        value = yaml.load(content.decode("utf-8"), Loader=_PlainLoader)
+        value = yaml.load(text, Loader=_PlainLoader)
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"{path} is not YAML ({error}); mend it, or move it away") from error
     if not isinstance(value, dict):
@@ -280,19 +296,19 @@ def _read_config(path: Path) -> dict[str, Any]:
     return value
 
 
-def _read_metrics(path: Path) -> list[dict[str, Any]]:
+def _read_metrics(path: Path, notices: list[str]) -> list[dict[str, Any]]:
     """All rows in the order of the file.
 
     Raises:
         UserError: a line is no row, unless it is a last one that a killed process left behind.
     """
-    lines = (_read_bytes(path) or b"").split(b"\n")
+    lines = (_read_text(path, notices) or "").split("\n")
     rows = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line.decode("utf-8"), parse_constant=lambda _: None)
+            row = json.loads(line, parse_constant=lambda _: None)
             problem = _row_problem(row)
         except (ValueError, RecursionError) as error:
             problem = str(error)
@@ -319,15 +335,15 @@ def _of_kind(rows: Iterable[dict[str, Any]], kind: str) -> list[Row]:
     return [by_step[step] for step in sorted(by_step)]
 
 
-def _read_evaluations(folder: Path) -> list[Evaluated]:
+def _read_evaluations(folder: Path, notices: list[str]) -> list[Evaluated]:
     found = []
     for path in folder.glob("*/*/rouge.json"):
         inner = path.parent
         try:
-            written = path.stat().st_mtime
+            written_seconds = path.stat().st_mtime
         except OSError:
             continue
-        rouge = _read_object(path)
+        rouge = _read_object(path, notices)
         if not rouge:
             continue  # deleted meanwhile, to be written anew
         found.append(
@@ -337,11 +353,11 @@ def _read_evaluations(folder: Path) -> list[Evaluated]:
                 step=step_of(inner.parent),
                 folder=inner,
                 rouge=rouge,
-                comparison=_read_object(inner / "comparison.json") or None,
-                written=written,
+                comparison=_read_object(inner / "comparison.json", notices) or None,
+                written_seconds=written_seconds,
             )
         )
-    return sorted(found, key=lambda item: (item.written, item.label, item.split))
+    return sorted(found, key=lambda item: (item.written_seconds, item.label, item.split))
 
 
 def _list_checkpoints(folder: Path) -> list[Listed]:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from t5_fsdp.evaluation.predictions import read_predictions, references_of
+from t5_fsdp.report.markup import script_text
 from t5_fsdp.report.runs import METRICS, Evaluated, Run, as_number
 
 # A page of this size opens at once, is sent by mail, and searches in a blink.
-MOST_CHARACTERS = 12_000_000
+MOST_BYTES = 12_000_000
+# Characters.
 _DOCUMENT_LIMITS = (8000, 6000, 4000, 3000, 2000, 1500, 1000, 500, 250)
 # References and summaries are what is compared: cut later than documents.
 _SUMMARY_LIMIT = 2000
+_ID_LIMIT = 200
+_NAME_LIMIT = 80
+_MOST_REFERENCES = 20  # of an example
+_MOST_FIELDS = 30
 _TEXT_FIELDS = ("id", "document", "reference", "references", "prediction")
 
 
@@ -32,15 +39,16 @@ def chosen_evaluations(run: Run) -> list[Evaluated]:
     return sorted(by_split.values(), key=lambda e: (rank.get(e.split, 1), e.split))
 
 
-def browsable(runs: Sequence[Run], most_characters: int = MOST_CHARACTERS) -> list[dict[str, Any]]:
+def browsable(runs: Sequence[Run], most_bytes: int = MOST_BYTES) -> list[dict[str, Any]]:
     """The summaries of all runs, as the page's script reads them.
 
-    Each evaluation has "label", "metric" (by which to sort first), "fields" (names of the numbers)
-    and "rows": [id, document, list of references, prediction, number, ...]; "cut" says in words
-    what was left out to keep the page small.
+    Each evaluation has "label", "file" (where all of it is), "metric" (by which to sort first),
+    "fields" (names of the numbers) and "rows": [id, document, list of references, prediction,
+    number, ...]. A text of which the page has the beginning alone is [text, characters left out].
+    "cut" says in words what was left out to keep the page small.
 
     Args:
-        most_characters: of all texts and numbers together, about.
+        most_bytes: of all texts and numbers together, about.
 
     Raises:
         UserError: a predictions file can't be read.
@@ -48,42 +56,55 @@ def browsable(runs: Sequence[Run], most_characters: int = MOST_CHARACTERS) -> li
     chosen = [(run, evaluated) for run in runs for evaluated in chosen_evaluations(run)]
     made = []
     for run, evaluated in chosen:
-        rows = read_predictions(evaluated.predictions)
+        bad_lines: list[str] = []
+        rows = read_predictions(evaluated.predictions, bad_lines.append)
         metric = run.best_metric if run.best_metric in METRICS else "rougeLsum"
-        fitted = _fit(rows, metric, most_characters // len(chosen))
+        fitted = _fit(rows, metric, most_bytes // len(chosen))
+        if bad_lines:
+            fitted["cut"] += (
+                f" Bytes that are no UTF-8 are shown as \ufffd in {len(bad_lines):,} lines."
+            )
         label = evaluated.where if len(runs) == 1 else f"{run.name}: {evaluated.where}"
-        made.append({"label": label, "run": run.name, "split": evaluated.split, **fitted})
+        file = str(evaluated.predictions.relative_to(run.folder))
+        about = {"label": label, "run": run.name, "split": evaluated.split, "file": file}
+        made.append({**about, **fitted})
     return made
 
 
-def _fit(rows: list[dict[str, Any]], metric: str, most_characters: int) -> dict[str, Any]:
-    fields = _fields(rows)
-    rows = [{"id": number, **row} for number, row in enumerate(rows, start=1)]
-    kept, note = rows, ""
+def _fit(rows: list[dict[str, Any]], metric: str, most_bytes: int) -> dict[str, Any]:
+    """As much of the rows as has room."""
+    every_field = _fields(rows)
+    fields = [name for name in every_field if len(name) <= _NAME_LIMIT][:_MOST_FIELDS]
+    numbered = [{"id": number, **row} for number, row in enumerate(rows, start=1)]
+    notes = []
     for limit in _DOCUMENT_LIMITS:
-        shown, num_cut = _rows_of(kept, fields, limit)
-        length = sum(map(_length, shown))
-        if length <= most_characters:
+        shown = [_row_of(row, fields, limit) for row in numbered]
+        sizes = [len(script_text(row).encode(errors="backslashreplace")) for row in shown]
+        if sum(sizes) <= most_bytes:
             break
     else:
-        count = max(2, int(len(rows) * most_characters / length))
-        kept = _both_ends(rows, metric, count)
-        shown, num_cut = _rows_of(kept, fields, limit)
-        note = (
-            f"To keep this page small it has {len(kept):,} of {len(rows):,} examples: the worst "
-            f"and the best by {METRICS[metric]}. "
+        shown = [shown[index] for index in _both_ends(rows, metric, sizes, most_bytes)]
+        notes.append(
+            f"To keep this page small it has {len(shown):,} of {len(rows):,} examples: the worst "
+            f"and the best by {METRICS[metric]}."
         )
+    num_cut = sum(_is_cut(row) for row in shown)
     if num_cut:
-        note += (
+        notes.append(
             f"Documents are shown up to {limit:,} characters, summaries and references up to "
             f"{max(limit, _SUMMARY_LIMIT):,}: {num_cut:,} examples are cut here, not in "
             "predictions.jsonl."
         )
+    if len(fields) < len(every_field):
+        notes.append(f"It has {len(fields)} of the {len(every_field):,} columns of numbers.")
+    most_references = max(len(references_of(row)) for row in rows)
+    if most_references > _MOST_REFERENCES:
+        notes.append(f"Of up to {most_references:,} references it has {_MOST_REFERENCES}.")
     return {
         "metric": metric if metric in fields else "",
         "fields": fields,
         "rows": shown,
-        "cut": note,
+        "cut": " ".join(notes),
     }
 
 
@@ -104,44 +125,49 @@ def _number(value: Any) -> float | None:
     return None if number is None else float(f"{number:.4g}")
 
 
-def _rows_of(
-    rows: Sequence[Mapping[str, Any]], fields: Sequence[str], limit: int
-) -> tuple[list[list[Any]], int]:
-    """The rows with shortened texts, and how many were shortened."""
-    shown, num_cut = [], 0
-    long = max(limit, _SUMMARY_LIMIT)
-    for row in rows:
-        document, references = row.get("document"), references_of(row)
-        texts = [*references, row["prediction"]]
-        num_cut += any(len(text) > long for text in texts) or len(document or "") > limit
-        shown.append(
-            [
-                str(row["id"]),
-                None if document is None else _cut(document, limit),
-                [_cut(text, long) for text in references],
-                _cut(row["prediction"], long),
-                *(_number(row.get(name)) for name in fields),
-            ]
-        )
-    return shown, num_cut
+def _row_of(row: Mapping[str, Any], fields: Sequence[str], limit: int) -> list[Any]:
+    """A row as the page has it.
+
+    Args:
+        limit: characters of the document that are shown.
+    """
+    document, long = row.get("document"), max(limit, _SUMMARY_LIMIT)
+    return [
+        str(row["id"])[:_ID_LIMIT],
+        None if document is None else _cut(document, limit),
+        [_cut(text, long) for text in references_of(row)[:_MOST_REFERENCES]],
+        _cut(row["prediction"], long),
+        *(_number(row.get(name)) for name in fields),
+    ]
 
 
-def _cut(text: str, limit: int) -> str:
-    left_out = len(text) - limit
-    return text if left_out <= 0 else f"{text[:limit]} … [{left_out:,} more characters]"
+def _cut(text: str, limit: int) -> str | list[str | int]:
+    num_left_out = len(text) - limit
+    return text if num_left_out <= 0 else [text[:limit], num_left_out]
 
 
-def _length(row: list[Any]) -> int:
-    texts = [row[0], row[1] or "", *row[2], row[3]]
-    return sum(map(len, texts)) + 6 * len(row)
+def _is_cut(row: Sequence[Any]) -> bool:
+    _, document, references, prediction = row[:4]
+    return any(isinstance(text, list) for text in (document, *references, prediction))
 
 
-def _both_ends(rows: list[dict[str, Any]], metric: str, count: int) -> list[dict[str, Any]]:
-    """So many of the rows, the worst and the best ones, in their order."""
+def _both_ends(
+    rows: Sequence[Mapping[str, Any]], metric: str, sizes: Sequence[int], most_bytes: int
+) -> list[int]:
+    """Places of the rows that have room, the worst and the best ones in turn, in their order."""
     values = [as_number(row.get(metric)) for row in rows]
-    order = sorted(
-        range(len(rows)),
-        key=lambda i: -math.inf if values[i] is None else values[i],  # type: ignore[arg-type,return-value]
+    order = deque(
+        sorted(
+            range(len(rows)),
+            key=lambda i: -math.inf if values[i] is None else values[i],  # type: ignore[arg-type,return-value]
+        )
     )
-    ends = {*order[: (count + 1) // 2], *order[len(order) - count // 2 :]}
-    return [rows[index] for index in sorted(ends)]
+    kept: list[int] = []
+    num_bytes = 0
+    while order:
+        index = order.pop() if len(kept) % 2 else order.popleft()
+        num_bytes += sizes[index]
+        if num_bytes > most_bytes and len(kept) >= 2:
+            break
+        kept.append(index)
+    return sorted(kept)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 MISSING = "\u2013"  # stands in a cell that has no value
 
 
@@ -35,3 +37,11 @@ def duration(seconds: float) -> str:
 def percent(part: float, digits: int = 0) -> str:
     """A part of 1 as a percentage."""
     return f"{100 * part:.{digits}f} %"
+
+
+def moment(text: str) -> str:
+    """A time as `%Y-%m-%dT%H:%M:%S%z` to the minute, with its zone; any other text as it is."""
+    try:
+        return f"{datetime.strptime(text, '%Y-%m-%dT%H:%M:%S%z'):%Y-%m-%d %H:%M %Z}"
+    except ValueError:
+        return text

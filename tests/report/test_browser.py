@@ -215,6 +215,8 @@ def test_on_paper_there_are_no_controls(browser: Any, make_run) -> None:
         shown = f"getComputedStyle(document.querySelector('{selector}')).display"
         assert run_script(browser, shown) == "none"
     assert luminance(color_of(browser, "document.body", "backgroundColor")) == 1.0
+    paper = browser.find_element("id", "paper")
+    assert "evaluation/step-00000500/test/predictions.jsonl" in paper.text
     pdf = browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})["data"]
     assert base64.b64decode(pdf).startswith(b"%PDF")
 
@@ -228,16 +230,54 @@ def test_values_are_read_off_by_pointer_and_keyboard(browser: Any, make_run) -> 
     figure = browser.find_element("css selector", "figure.panel")
     readout = figure.find_element("class name", "readout")
     figure.send_keys(Keys.END)
-    assert readout.text == "step 30: training 30 · validation 2.47"
+    assert readout.text == "step 30: training 30.00 · validation 2.47"
     figure.send_keys(Keys.ARROW_LEFT)
-    assert readout.text == "step 20: training 20"
+    assert readout.text == "step 20: training 20.00"
     figure.send_keys(Keys.ESCAPE)
     assert readout.text == ""
     svg = figure.find_element("css selector", "svg:not(.swatch)")
     # Steps 0 to 30 go from 46 to 368 of the drawing's 380 units.
     offset = (46 + 322 * 21 / 30 - 190) * svg.rect["width"] / 380
     ActionChains(browser).move_to_element_with_offset(svg, round(offset), 0).perform()
-    assert readout.text == "step 20: training 20"
+    assert readout.text == "step 20: training 20.00"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("width", "num_runs"), [(360, 1), (1280, 1), (360, 9), (1280, 9)])
+def test_reading_values_moves_nothing(browser: Any, make_run, width: int, num_runs: int) -> None:
+    names = [f"a-run-with-a-name-{n}" for n in range(num_runs)]
+    set_width(browser, width)
+    open_page(browser, *(make_run(name, evaluated=False) for name in names))
+    moved = browser.execute_script(
+        """
+        const height = () => document.documentElement.scrollHeight;
+        const before = height();
+        const found = [];
+        for (const figure of document.querySelectorAll("figure.panel")) {
+          for (const key of ["Home", "ArrowRight", "End", "ArrowLeft"]) {
+            figure.dispatchEvent(new KeyboardEvent("keydown", { key }));
+            const { textContent, scrollHeight, clientHeight } = figure.querySelector(".readout");
+            if (height() !== before || !textContent || scrollHeight > clientHeight + 1) {
+              found.push(textContent);
+            }
+          }
+          figure.dispatchEvent(new FocusEvent("blur"));
+        }
+        return found;
+        """
+    )
+    assert moved == []
+
+
+@pytest.mark.long
+def test_what_is_cut_is_marked(browser: Any, make_run) -> None:
+    folder = make_run(evaluated=False)
+    write_evaluation(folder, "test", 500, [prediction(0, document="word " * 2000)])
+    open_page(browser, folder)
+    marks = "[...document.querySelectorAll('.cut')].map(m => m.textContent)"
+    assert run_script(browser, marks) == ["cut: 8,000 of 10,000 characters", "…"]
+    assert search(browser, "word word") == "1 to 1 of 1"
+    assert search(browser, "characters") == "no example"
 
 
 @pytest.mark.long

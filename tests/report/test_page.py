@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +26,7 @@ from tests.run_folders import (
     prediction,
     save_row,
     train_row,
+    usual_rows,
     validation_row,
     write_evaluation,
 )
@@ -186,6 +188,7 @@ def test_a_run_without_anything_has_a_page(make_run, state: str) -> None:
     page = page_of(folder)
     assert re.findall(r'<section id="(\w+)"', page) == ["figures"]
     assert f"State {state}" in text_of(page)
+    assert f'class="value state-{state}"' in page
     assert "<figure" not in page
 
 
@@ -300,18 +303,18 @@ def test_documents_are_cut_until_the_page_is_small(make_run) -> None:
     folder = make_run(evaluated=False)
     rows = [prediction(n, document="x" * 5000, prediction="y" * 3000) for n in range(50)]
     write_evaluation(folder, "test", 500, rows)
-    (made,) = browsable(read_runs([folder]), most_characters=10**9)
+    (made,) = browsable(read_runs([folder]), most_bytes=10**9)
     assert made["rows"][0][1] == "x" * 5000 and made["cut"] == ""
-    (made,) = browsable(read_runs([folder]), most_characters=220_000)
-    assert made["rows"][0][1] == "x" * 2000 + " … [3,000 more characters]"
-    assert made["rows"][0][3] == "y" * 2000 + " … [1,000 more characters]"
+    (made,) = browsable(read_runs([folder]), most_bytes=220_000)
+    assert made["rows"][0][1] == ["x" * 2000, 3000]
+    assert made["rows"][0][3] == ["y" * 2000, 1000]
     assert "up to 2,000 characters" in made["cut"] and "50 examples are cut" in made["cut"]
 
 
 def test_when_all_is_cut_the_worst_and_best_stay(make_run) -> None:
     folder = make_run(evaluated=False)
     write_evaluation(folder, "test", 500, map(prediction, range(101)))
-    (made,) = browsable(read_runs([folder]), most_characters=3000)
+    (made,) = browsable(read_runs([folder]), most_bytes=3000)
     scores = [row[4 + made["fields"].index("rougeLsum")] for row in made["rows"]]
     assert 4 <= len(scores) < 40
     assert min(scores) == 0.0 and max(scores) == 1.0
@@ -319,6 +322,69 @@ def test_when_all_is_cut_the_worst_and_best_stay(make_run) -> None:
     assert 0 <= num_worst - (len(scores) - num_worst) <= 1
     assert not [score for score in scores if 0.3 < score < 0.7]
     assert "of 101 examples: the worst and the best by ROUGE-Lsum" in made["cut"]
+
+
+@pytest.mark.parametrize("text", ["<", "\u4e2d", "\x00", "\ud800", '"'])
+def test_the_page_is_small_in_bytes_whatever_is_written(make_run, text: str) -> None:
+    folder = make_run(rows=[], evaluated=False)
+    rows = [
+        prediction(n, id=f"{n}{text * 9000}", document=text * 9000, reference=text * 9000)
+        for n in range(30)
+    ]
+    write_evaluation(folder, "test", 500, rows)
+    page = render(read_runs([folder]), most_bytes=150_000)
+    assert len(page.encode(errors="backslashreplace")) < 250_000
+    assert 2 <= len(data_of(page)["evaluations"][0]["rows"]) <= 30
+
+
+def test_many_numbers_and_references_are_left_out(make_run) -> None:
+    folder = make_run(evaluated=False)
+    row = prediction(0, **{f"figure_{n}": n for n in range(1000)}, **{"long" * 99: 1})
+    del row["reference"]
+    write_evaluation(folder, "test", 500, [row | {"references": ["a"] * 999}])
+    (made,) = browsable(read_runs([folder]))
+    assert made["fields"][:5] == ["rouge1", "rouge2", "rougeL", "rougeLsum", "summary_words"]
+    assert len(made["fields"]) == 30 and len(made["rows"][0][2]) == 20
+    assert "30 of the 1,007 columns" in made["cut"]
+    assert "up to 999 references it has 20" in made["cut"]
+
+
+def test_bytes_that_are_no_utf8_are_said_once(make_run) -> None:
+    folder = make_run()
+    predictions = folder / "evaluation/step-00000500/test/predictions.jsonl"
+    predictions.write_bytes(predictions.read_bytes().replace(b"Rinse rice", b"Rinse \xff rice"))
+    environment = folder / "environment.json"
+    environment.write_bytes(b'\xef\xbb\xbf{"device": "A\xff\xfe", "host": "\xff"}')
+    page = page_of(folder)
+    assert text_of(page).count("environment.json has bytes that are no UTF-8") == 1
+    (made,) = data_of(page)["evaluations"]
+    assert made["rows"][3][2] == ["Rinse \ufffd rice 3."]
+    assert made["cut"].endswith("Bytes that are no UTF-8 are shown as \ufffd in 45 lines.")
+
+
+def test_any_value_anywhere_makes_a_page(make_run) -> None:
+    folder, other = make_run(rows=usual_rows(100)), make_run("other")
+    evaluation = folder / "evaluation/step-00000500/test"
+    names = ["config.yaml", "status.json", "environment.json", "data_audit.json", "metrics.jsonl"]
+    files = [*(folder / name for name in names), evaluation / "rouge.json"]
+    texts = {file: file.read_text() for file in files}
+    for value in (None, True, -1, 0.5, float("nan"), 10**400, "text", "", [], [[]], {"a": {}}):
+        for file, text in texts.items():
+            lines = text.splitlines() if file.suffix == ".jsonl" else None
+            found = [json.loads(line) for line in lines] if lines else yaml.safe_load(text)
+            spoilt = _with_every_leaf(found, value)
+            file.write_text("\n".join(map(json.dumps, spoilt)) if lines else json.dumps(spoilt))
+        page_of(folder)
+        assert "nan" not in re.findall(r"<main>.*</main>", page_of(folder, other), re.S)[0]
+
+
+def _with_every_leaf(found: Any, value: Any) -> Any:
+    if isinstance(found, dict):
+        return {
+            key: inner if key in ("kind", "step") else _with_every_leaf(inner, value)
+            for key, inner in found.items()
+        }
+    return [_with_every_leaf(inner, value) for inner in found] if isinstance(found, list) else value
 
 
 def test_of_the_validations_the_best_is_shown(make_run) -> None:

@@ -7,6 +7,7 @@ import importlib.util
 import io
 import json
 import os
+import shlex
 import struct
 import subprocess
 import sys
@@ -24,13 +25,13 @@ from t5_fsdp.console import Console
 from t5_fsdp.errors import UserError
 from t5_fsdp.packages import is_installed
 from t5_fsdp.training.trackers import trackers as module
-from t5_fsdp.training.trackers.mlflow_runs import MlflowRuns
+from t5_fsdp.training.trackers.mlflow_runs import MlflowRuns, allowed_name
 from t5_fsdp.training.trackers.tensorboard_events import TensorBoardEvents
 from t5_fsdp.training.trackers.tracker import Ending, TrackedRun, Tracker
 from t5_fsdp.training.trackers.trackers import Trackers, check_trackers
 from t5_fsdp.training.trackers.trackio_runs import TrackioRuns
 from t5_fsdp.training.trackers.weights_and_biases import WeightsAndBiases
-from tests.conftest import read_metrics, tiny_options
+from tests.conftest import ROOT, read_metrics, tiny_options
 from tests.launch import run, torchrun
 
 
@@ -194,8 +195,11 @@ def test_a_run_is_known_again_when_it_is_resumed(tmp_path: Path) -> None:
     resumed = tracked_run(tmp_path, first_step=4)
     assert (resumed.known_id("wandb"), resumed.known_id("mlflow")) == ("w1", "m1")
     assert tracked_run(tmp_path).known_id("wandb") is None  # begun anew in the same folder
-    (tmp_path / "trackers.json").write_text('{"wandb": "w')
-    assert resumed.known_id("wandb") is None
+    for spoilt in ('{"wandb": "w', "[]", "3", "null", '{"wandb": ["w"]}', "[" * 100_000):
+        (tmp_path / "trackers.json").write_text(spoilt)
+        assert resumed.known_id("wandb") is None
+    resumed.remember_id("wandb", "w2")
+    assert resumed.known_id("wandb") == "w2"
 
 
 # ---------------------------------------------------------------- the packages themselves
@@ -319,6 +323,31 @@ def test_rows_and_those_of_a_resume_arrive_in_one_run(no_servers: Path, package:
         assert len(texts) == 8
 
 
+def test_trackio_says_where_a_second_run_of_a_process_is(tmp_path: Path) -> None:
+    pytest.importorskip("trackio")
+    code = (
+        "import os, sys\nfrom pathlib import Path\n"
+        "from t5_fsdp.training.trackers.tracker import TrackedRun\n"
+        "from t5_fsdp.training.trackers.trackio_runs import TrackioRuns\n"
+        "for name in ('one run', 'two'):\n"
+        "    tracker = TrackioRuns()\n"
+        "    run = TrackedRun(Path(sys.argv[1]) / name, name, 'summaries', {}, 1)\n"
+        "    run.run_dir.mkdir()\n"
+        "    print('told:', tracker.start(run))\n"
+        "    tracker.log(1, {'train/loss': 1.0})\n"
+        "    tracker.finish('finished')\n"
+        "    assert 'TRACKIO_DIR' not in os.environ\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("TRACKIO_")}
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path],
+        env=environment, cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    told = [line for line in done.stdout.splitlines() if line.startswith("told:")]
+    assert all(f"TRACKIO_DIR='{tmp_path}/one run/trackio' trackio show" in line for line in told)
+    assert ["one folder a process" in line for line in told] == [False, True]
+
+
 def test_wandb_is_offline_where_it_can_not_be_online(no_servers: Path) -> None:
     from t5_fsdp.training.trackers import weights_and_biases
 
@@ -350,6 +379,54 @@ def test_an_mlflow_store_that_does_not_know_the_run_gets_a_new_one(no_servers: P
     tracker.start(tracked_run(no_servers, first_step=3))
     tracker.log(3, {"train/loss": 0.5})
     assert mlflow_rows(no_servers) == {3: 0.5}
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_an_mlflow_run_that_was_deleted_is_begun_anew(no_servers: Path, whole: bool) -> None:
+    pytest.importorskip("mlflow")
+    first = MlflowRuns()
+    first.start(tracked_run(no_servers))
+    first.log(1, {"train/loss": 1.0})
+    client, [run] = mlflow_runs(no_servers)
+    resumed = tracked_run(no_servers, first_step=2)
+    if whole:
+        client.delete_experiment(run.info.experiment_id)
+        with pytest.raises(ValueError, match="experiment summaries is deleted; restore it"):
+            MlflowRuns().start(resumed)
+        return
+    client.delete_run(run.info.run_id)
+    second = MlflowRuns()
+    second.start(resumed)
+    second.log(2, {"train/loss": 0.5})
+    assert mlflow_rows(no_servers) == {2: 0.5}
+
+
+def test_names_that_mlflow_forbids_are_changed(no_servers: Path) -> None:
+    pytest.importorskip("mlflow")
+    tracker = MlflowRuns()
+    tracker.start(tracked_run(no_servers))
+    odd = ["v/f@1", "v//x", "v/../x", "/v", "v/", "..", "v/\u00e9 %", "v/" + "n" * 400]
+    tracker.log(1, {name: float(number) for number, name in enumerate(odd)} | {"train/loss": 9.0})
+    client, [run] = mlflow_runs(no_servers)
+    found = client.get_run(run.info.run_id).data.metrics
+    assert (
+        len(found) == len({*map(allowed_name, odd)}) + 1 == 8
+        and found["v/f_1"] == 0.0
+        and found["train/loss"] == 9.0
+    )
+
+
+def test_what_mlflow_prints_can_be_pasted(no_servers: Path) -> None:
+    pytest.importorskip("mlflow")
+    run_dir = no_servers / "my runs' #1 5%"
+    tracker = MlflowRuns()
+    told = tracker.start(tracked_run(run_dir)).removesuffix(" shows it").strip("`")
+    assert shlex.split(told)[-1] == f"sqlite:///{run_dir}/mlflow/mlflow.db"
+    tracker.log(1, {"train/loss": 1.0})
+    assert mlflow_rows(run_dir) == {1: 1.0}
+    for name in ("what?", "a%20b"):
+        with pytest.raises(ValueError, match="in its name; set MLFLOW_TRACKING_URI"):
+            MlflowRuns().start(tracked_run(no_servers / name))
 
 
 @pytest.mark.long

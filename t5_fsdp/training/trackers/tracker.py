@@ -52,9 +52,11 @@ class TrackedRun:
 
     def _ids(self) -> dict[str, str]:
         try:
-            return json.loads(self._file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            found = json.loads(self._file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
             return {}
+        known = found.items() if isinstance(found, dict) else ()
+        return {name: run_id for name, run_id in known if isinstance(run_id, str)}
 
 
 class Tracker(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import netrc
 import secrets
+import shlex
 import urllib.error
 import urllib.request
 from typing import Any
@@ -49,7 +50,7 @@ class WeightsAndBiases:
         self._run.define_metric(_STEP)
         self._run.define_metric("*", step_metric=_STEP)
         if self._run.offline:
-            folder = run.run_dir / "wandb"
+            folder = shlex.quote(str(run.run_dir / "wandb"))
             why = f" ({why_offline})" if why_offline else ""
             return f"offline{why}; `wandb sync {folder}/offline-run-*` sends it to the server"
         return str(self._run.url or "")

@@ -58,7 +58,7 @@ def examine(layers: Layers) -> Iterator[Finding]:
     if any(finding.state == "problem" for finding in packages):
         return  # what follows needs them
 
-    from t5_fsdp.cli.machine_checks import gpus, limits, network, storage
+    from t5_fsdp.cli.machine_checks import gpus, limits, network, run_state, storage
 
     config, findings = _read_config(layers)
     yield from findings
@@ -73,7 +73,10 @@ def examine(layers: Layers) -> Iterator[Finding]:
     yield limits.check_open_files()
     yield from limits.check_locked_memory(bool(adapters))
     yield storage.check_shared_memory(on_gpu=num_gpus > 0)
-    yield from storage.check_run_dir(Path(config.run_dir))
+    place = storage.check_run_dir(Path(config.run_dir))
+    yield from place
+    if not any(finding.state == "problem" for finding in place):
+        yield from run_state.check_going_on(Path(config.run_dir), config.checkpoint)
     yield network.check_hub(config)
     yield from network.check_adapters(adapters)
     if layers.own["peers"]:

@@ -11,24 +11,9 @@ from typing import Any
 import pytest
 
 from t5_fsdp.checkpoint.__main__ import main
-from t5_fsdp.checkpoint.format import files_below, write_complete
 from tests.conftest import ROOT
 from tests.launch import run
-
-
-def make_checkpoint(
-    run_dir: Path, step: int, scores: dict[str, dict[str, float]], **state: Any
-) -> Path:
-    folder = run_dir / "checkpoints" / f"step-{step:08d}"
-    folder.mkdir(parents=True)
-    (folder / "__0_0.distcp").write_bytes(b"\0" * 2_000_000)
-    (folder / "config.yaml").write_text("evaluation: {best_metric: loss}\n")
-    values = {"step": step, "model": {}, "data_hash": "", "tokenizer_hash": "", "plan": {},
-              "window": {}, "scores": scores, "versions": {}, "prepared": ""}  # fmt: skip
-    (folder / "state.json").write_text(json.dumps(values | state))
-    write_complete(folder, files_below(folder), step, world_size=1, known={})
-    return folder
-
+from tests.run_folders import make_checkpoint
 
 SCORES = {
     "100": {"loss": 0.5, "rougeLsum": 0.2},

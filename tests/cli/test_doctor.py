@@ -15,14 +15,23 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 
 from t5_fsdp.cli import doctor
-from t5_fsdp.cli.machine_checks import gpus, limits, network, software, storage
+from t5_fsdp.cli.machine_checks import (
+    gpus,
+    limits,
+    network,
+    run_state,
+    software,
+    storage,
+)
 from t5_fsdp.cli.machine_checks.finding import GIB, Finding, problem
 from t5_fsdp.cli.machine_checks.gpus import Gpu, GpuFacts, gather_gpu_facts, judge_gpus
-from t5_fsdp.config import Config, ParallelConfig
+from t5_fsdp.config import CheckpointConfig, Config, ParallelConfig
 from tests.conftest import ROOT, tiny_options
 from tests.launch import run
+from tests.run_folders import make_checkpoint
 
 A100 = Gpu("NVIDIA A100-SXM4-40GB", 40 * GIB, 39 * GIB, has_bf16=True)
 V100 = Gpu("Tesla V100", 16 * GIB, 16 * GIB, has_bf16=False)
@@ -355,6 +364,20 @@ def test_a_run_dir_that_can_not_be_made(tmp_path: Path) -> None:
     assert storage.check_run_dir(Path("a\0b"))[0].state == "problem"
     assert storage.check_run_dir(tmp_path / "new/../../up")[0].state != "problem"
     assert not list(tmp_path.iterdir()) and not (tmp_path.parent / "up").exists()
+
+
+def test_a_run_dir_that_train_refuses(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    assert run_state.check_going_on(run_dir, CheckpointConfig()) == []
+    model = {"config": {"model_type": "t5"}, "own_head": False}
+    newest = make_checkpoint(run_dir, 7, {}, model=model)
+    [found] = run_state.check_going_on(run_dir, CheckpointConfig())
+    assert found.state == "ok" and found.text.endswith(f"goes on from {newest}")
+    [found] = run_state.check_going_on(run_dir, CheckpointConfig(resume="never"))
+    assert found.state == "problem" and "checkpoint.resume: never" in found.text
+    with FileLock(str(run_dir / ".lock")):
+        [found] = run_state.check_going_on(run_dir, CheckpointConfig())
+    assert found.state == "problem" and "in use by another run" in found.text
 
 
 def test_a_folder_that_may_not_be_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

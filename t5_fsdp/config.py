@@ -13,7 +13,7 @@ import math
 import os
 import re
 import typing
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -619,6 +619,9 @@ def best_metric_problems(
 def _range_problems(flat: dict[str, Any]) -> list[str]:
     problems = []
     for name, value in flat.items():
+        if isinstance(value, dict | list):
+            odd = [x for x in _scalars(value) if isinstance(x, float) and not math.isfinite(x)]
+            problems += [f"{name} holds {odd[0]}; give finite numbers"] if odd else []
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
         if not math.isfinite(value):
@@ -632,6 +635,15 @@ def _range_problems(flat: dict[str, Any]) -> list[str]:
     return problems
 
 
+def _scalars(value: Any) -> Iterator[Any]:
+    """What is in lists and mappings, however deep, or the value itself; names included."""
+    if not isinstance(value, dict | list):
+        yield value
+        return
+    for inner in [*value, *value.values()] if isinstance(value, dict) else value:
+        yield from _scalars(inner)
+
+
 def _largest(name: str, value: float) -> float:
     return _MAXIMUM.get(name, _LARGEST if isinstance(value, int) else math.inf)
 
@@ -640,7 +652,7 @@ def _text_problems(flat: dict[str, Any]) -> list[str]:
     """Texts that can be no path, name or prefix."""
     problems = []
     for name, value in flat.items():
-        for text in value if isinstance(value, list) else [value]:
+        for text in _scalars(value):
             if isinstance(text, str) and re.search("[\x00\ud800-\udfff]", text):
                 problems.append(f"{name} is {text!r}, which holds a NUL or half a character")
     return problems

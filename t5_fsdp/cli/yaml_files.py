@@ -7,6 +7,7 @@ Writing follows the same rules.
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 from pathlib import Path
@@ -89,6 +90,8 @@ def read_yaml(path: str, option: str = "--config ") -> tuple[dict[str, Any], dic
                 raise UserError(f"{path} is not a mapping; write options as `section:` and values")
             problems = _duplicate_keys(node, path)
             values = {} if problems else loader.construct_document(node)
+            # A ValueError where an alias leads back into itself, which nothing later would survive.
+            json.dumps(values, skipkeys=True, default=str)
         finally:
             loader.dispose()
     except yaml.YAMLError as error:

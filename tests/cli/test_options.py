@@ -393,6 +393,27 @@ def test_yaml_anchors_and_merge_keys_work(write) -> None:
     assert (config.train.max_steps, config.seed) == (3, 2)
 
 
+def test_a_yaml_alias_into_itself_is_refused(write) -> None:
+    problem = only_problem("--config", write("model:\n  config: &a {dropout_rate: [*a]}\n"))
+    assert "has a value that cannot be read: Circular" in problem
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("optimizer.lr", ".nan", "is nan; give a finite number"),
+        ("train.epochs", ".inf", "is inf; give a finite number"),
+        ("model.config", '{"dropout_rate": .nan}', "holds nan; give finite numbers"),
+        ("model.config", '{"a": [{"b": -.inf}]}', "holds -inf; give finite numbers"),
+        ("model.config", '{"a": ["\\u0000"]}', "holds a NUL or half a character"),
+    ],
+)
+def test_what_is_no_number_or_text_is_refused_however_deep(
+    option: str, value: str, words: str
+) -> None:
+    assert words in only_problem(f"--{option}", value)
+
+
 # ---------------------------------------------------------------- the command's own options
 
 

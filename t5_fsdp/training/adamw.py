@@ -108,6 +108,8 @@ class LowPrecisionMomentsAdamW(torch.optim.Optimizer):
         Those of another dtype in `state_dict` are converted.
         """
         super().load_state_dict(state_dict)
+        # Where nobody else sets it, the number goes on as well.
+        self.number = 1 + max((int(state["step"]) for state in self.state.values()), default=0)
         for parameter, state in self.state.items():
             state["step"] = state["step"].to(parameter.device)
             for name in _MOMENTS:

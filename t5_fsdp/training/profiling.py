@@ -35,14 +35,18 @@ class StepTraces:
         activities = [torch.profiler.ProfilerActivity.CPU]
         if self._world.device.type == "cuda":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
+        self._wait_for_device()  # what is left of the step before does not belong to it
         with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
             yield
-            if self._world.device.type == "cuda":
-                torch.cuda.synchronize(self._world.device)  # what was asked for belongs to it
+            self._wait_for_device()  # what was asked for does
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"step-{step:08d}-rank-{self._world.rank}.json.gz"
         profiler.export_chrome_trace(str(path))
         self._console.say(f"step {step}: trace {path} (https://ui.perfetto.dev shows it)")
+
+    def _wait_for_device(self) -> None:
+        if self._world.device.type == "cuda":
+            torch.cuda.synchronize(self._world.device)
 
 
 class MemorySnapshots:

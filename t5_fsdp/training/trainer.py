@@ -227,6 +227,9 @@ class Trainer:
                             # there was nothing to save.
                             stack.enter_context(self._interruption.deferred())
                         self._update(batch, losses, norm)
+                        # In the step's time: here the host waits for a GPU that is behind it. And
+                        # before the ranks agree, who else would hear of a signal a step later.
+                        self._settle(leave=1)
                         requests = self._agree()
                     self._meters.end_step()
                     self._after_step(batch, requests, progress)
@@ -354,7 +357,6 @@ class Trainer:
         return learning_rate(step, self._last, options.optimizer.lr, options.schedule)
 
     def _after_step(self, batch: StepBatch, requests: Requests, progress: Progress) -> None:
-        self._settle(leave=1)
         step = self._state.step = batch.step
         self._state.place = batch.place
         self._checkpoints.poll()

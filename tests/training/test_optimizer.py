@@ -255,6 +255,23 @@ def test_rounding_depends_on_seed_step_and_shard_and_leaves_dropout_alone() -> N
     assert not torch.equal(moments(1, 1)[0], first)
 
 
+def test_rounding_goes_on_after_a_load_as_without_it() -> None:
+    def weights(*, loads: bool) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(1)
+        parameter = nn.Parameter(torch.zeros(500))
+        optimizer = LowPrecisionMomentsAdamW([parameter], 0.1, seed=1, shard=0)
+        for step in range(6):
+            if loads and step == 3:
+                state = optimizer.state_dict()
+                optimizer = LowPrecisionMomentsAdamW([parameter], 0.1, seed=1, shard=0)
+                optimizer.load_state_dict(state)
+            parameter.grad = torch.randn(500, generator=generator)
+            optimizer.step()
+        return parameter.detach()
+
+    assert torch.equal(weights(loads=True), weights(loads=False))
+
+
 def test_adafactor_equals_that_of_transformers() -> None:
     from transformers.optimization import Adafactor as TheirAdafactor
 

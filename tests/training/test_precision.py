@@ -288,6 +288,13 @@ def test_a_bad_batch_is_skipped_and_spoils_nothing(
     assert code == 2 and f"step {bad}: " in err and "in a row" not in err
     named = re.findall(r"row-\d+", err)
     assert "row-17" in named and len(named) <= 8 and "more" not in err
+    # No row, checkpoint or validation makes the host read that step at once: it is told a step
+    # later, and nothing else is different.
+    late = {**options, "logging.every_steps": 50, "checkpoint.every_steps": "null"}
+    code, _, late_err = pools(2).command("train", tiny_options(corpus, tmp_path / "late", **late))
+    assert code == 2 and f"step {bad}: " in late_err
+    assert re.findall(r"row-\d+", late_err) == named
+    assert json.loads((tmp_path / "late" / "status.json").read_text())["step"] == bad - 1
 
 
 def test_a_state_without_a_scale_starts_anew() -> None:

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 import t5_fsdp
+from t5_fsdp.config import Config, leaves, to_dict
 from tests.conftest import ROOT
 
 PAGES = sorted(
@@ -198,3 +199,32 @@ def test_the_picture_of_a_run_has_folders_that_are_there() -> None:
     arrows = re.findall(r"^ +(\w+) -\.?->(?:\|[^|]+\|)? (\w+)$", picture, re.MULTILINE)
     assert len(arrows) == picture.count(">") - picture.count("([") and len(arrows) >= 12
     assert {name for arrow in arrows for name in arrow} <= {*boxes, "user"}
+
+
+OWN_OPTION = re.compile(r'Extra\(\s*"(\w+)"|add_argument\(\s*"--([\w-]+)"')
+
+
+def test_every_option_of_a_command_is_on_a_page() -> None:
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    options = {
+        name
+        for path in (ROOT / "t5_fsdp").rglob("*.py")
+        for found in OWN_OPTION.findall(path.read_text(encoding="utf-8"))
+        for name in found
+        if name
+    }
+    assert len(options) > 30
+    assert [name for name in options if not re.search(rf"--{name}\b|`{name}`", pages)] == []
+
+
+@each_page
+def test_options_of_a_run_that_are_named_exist(page: Path) -> None:
+    """Those with their section: `train.epochs`, `--train.epochs 2`."""
+    known = set(leaves(to_dict(Config())))
+    sections = "|".join({name.partition(".")[0] for name in known if "." in name})
+    named = re.findall(
+        rf"(?<![\w./])(?:--)?((?:{sections})\.[a-z_0-9]+)(?![\w/(.])",
+        "\n".join(CODE.findall(page.read_text(encoding="utf-8"))),
+    )
+    wrong = {name for name in named if name not in known and not name.endswith((".py", ".md"))}
+    assert wrong == set()

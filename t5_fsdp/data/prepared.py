@@ -379,8 +379,8 @@ def _tokenizer_for(
     tokenizer = load_tokenizer(str(folder))
     if len(tokenizer) < wanted:
         report(
-            f"tokenizer: the training texts support {len(tokenizer)} pieces, not the "
-            f"{wanted} of model.tokenizer_vocab_size"
+            f"tokenizer: the texts support {len(tokenizer):,} pieces; "
+            f"model.tokenizer_vocab_size is {wanted:,}"
         )
     return tokenizer
 

@@ -238,12 +238,12 @@ def read_json(path: Path) -> Any:
     """Raises DamagedError when the file is missing or no JSON, UserError when it can't be read."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _unreadable(path, error) from None
 
 
 def _unreadable(path: Path, error: Exception) -> UserError:
-    if isinstance(error, ValueError | FileNotFoundError):
+    if isinstance(error, ValueError | RecursionError | FileNotFoundError):
         return DamagedError(f"{path} is damaged or missing ({error}); use another checkpoint")
     reason = getattr(error, "strerror", None) or error
     return UserError(
@@ -296,6 +296,8 @@ def _wrong_state(folder: Path, error: Exception) -> UserError:
 def _read_scores(path: Path) -> dict[str, dict[str, float]] | None:
     """Validation figures by step; None where the file, which no checkpoint needs, is no good."""
     try:
+        if not path.is_file():  # a pipe would keep its reader waiting
+            return None
         stored = json.loads(path.read_text(encoding="utf-8"))
         return {
             str(int(step)): {
@@ -304,7 +306,7 @@ def _read_scores(path: Path) -> dict[str, dict[str, float]] | None:
             }
             for step, figures in stored.items()
         }
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return None
 
 

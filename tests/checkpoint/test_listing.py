@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +53,20 @@ def test_what_may_be_sound_is_not_called_damaged(run_dir: Path, capsys: Any) -> 
     assert "is a checkpoint of format 99" in last["problem"]
     # Nor is it passed over when a run goes on.
     assert not any(row["is_next"] for row in listed(capsys, run_dir)["checkpoints"])
+
+
+def test_a_pipe_or_a_deep_file_does_not_stop_the_list(run_dir: Path, capsys: Any) -> None:
+    os.mkfifo(run_dir / "checkpoints/step-00000100/scores.json")
+    (run_dir / "checkpoints/step-00000200/scores.json").write_text("[" * 100_000)
+    (run_dir / "checkpoints/step-00000300/COMPLETE").write_text("[" * 100_000)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.alarm(20)
+    try:
+        states = [row["status"] for row in listed(capsys, run_dir)["checkpoints"]]
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    assert states[:3] == ["complete", "complete", "damaged"]
 
 
 def test_a_run_may_be_called_like_a_checkpoint(tmp_path: Path, capsys: Any) -> None:

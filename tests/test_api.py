@@ -177,7 +177,9 @@ def test_a_misspelt_attribute_is_refused() -> None:
         (lambda config: summarize(["a", 1.5], "runs"), "text 1 is a float: 1.5; give a string"),
         (lambda config: summarize(["a"], ["runs"]), r"checkpoint is a list: \['runs'\]"),
         (lambda config: plan("demo.yaml"), "config is a str"),
-        (lambda config: load_config(["--help"]), "--help: no such file"),
+        (lambda config: load_config(["--help"]), "^--help: no such file"),
+        (lambda config: summarize(["a"], "runs/t5"), "^checkpoint runs/t5 is .* give config too"),
+        (lambda config: evaluate("a/b/c"), "^checkpoint: there is no folder a/b/c"),
         (lambda config: load_config(5), "path is an int: 5; give a path"),
         (lambda config: load_config({"train": {}}), r"by name: load_config\(\*\*options\)"),
         (lambda config: load_config(**{"evaluation.best_metric": ""}), "best_metric is empty"),
@@ -327,6 +329,8 @@ def test_a_bad_metric_is_met_before_training(
         ([("a", object())], "can't be written as JSON"),
         ([{"document": "a", "text": "b"}], "no column 'summary'"),
         ([("a document", [["nested"]])], "column 'summary' holds"),
+        (iter(()), "data, train has no example; .* gives its only once"),
+        ([("a document", float("nan"))], "no usable rows .* 1 empty summary"),
     ],
 )
 def test_bad_examples_are_refused(corpus: Path, tmp_path: Path, data: Any, message: str) -> None:

@@ -61,7 +61,7 @@ def find_baseline(layers: Layers, config: Config) -> Baseline | None:
             f"--baseline {name} is no file or folder here and none of {', '.join(BASELINES)}; "
             "check the spelling (a Hub id needs --config FILE.yaml too)"
         )
-    found = find_model(layers, "--baseline", name)
+    found = find_model(layers, "baseline", name)
     return Baseline(name, resolve(layers, found.base), found=found)
 
 

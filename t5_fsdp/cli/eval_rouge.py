@@ -146,7 +146,7 @@ def evaluate_checkpoint(
         UserError: what the user can mend.
         Preempted: a signal asked to stop.
     """
-    found = find_model(layers, "--checkpoint", layers.own["checkpoint"])
+    found = find_model(layers, "checkpoint", layers.own["checkpoint"])
     if given is None:
         _check_names_data(found, layers)
     config = resolve(layers, found.base)
@@ -237,7 +237,8 @@ def _check_names_data(found: FoundModel, layers: Layers) -> None:
     if found.checkpoint is None and not given & set(_PLACES):
         raise UserError(
             f"{found.option} {found.name} has no data options, as it is no checkpoint of a run; "
-            "give --config FILE.yaml with a data section, or --data.source and the files"
+            f"give {layers.config_argument} with a data section, or {layers.dashes}data.source "
+            "and the files"
         )
 
 
@@ -255,7 +256,7 @@ def _examples_of_split(
     prepared = _prepared(config, stored_data, loaded, session)
     split = prepared.split(name)
     if split is None:
-        raise UserError(f"the data has no {name} split; give --split or data.{name}_files")
+        raise UserError(f"the data has no {name} split; give another split, or data.{name}_files")
     return _Examples(
         rows=examples_of(split, np.arange(len(split))),
         sources=[split.source(index) for index in range(len(split))],

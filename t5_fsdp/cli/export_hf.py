@@ -65,7 +65,7 @@ def _export(argv: Sequence[str], session: Session) -> None:
         raise UserError("export_hf runs as one process; start it without torchrun")
     if problems := _problems(own):
         raise UserError(*problems)
-    found = find_model(layers, "--checkpoint", own["checkpoint"], needs_config=False)
+    found = find_model(layers, "checkpoint", own["checkpoint"], needs_config=False)
     if found.checkpoint is None and own["format"] != "dcp":
         raise UserError(
             f"--checkpoint {found.name} is no checkpoint or run folder; --format {own['format']} "

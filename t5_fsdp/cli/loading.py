@@ -125,10 +125,11 @@ class LoadedModel:
     prepared: Path | None
 
 
-def find_model(layers: Layers, option: str, name: str, *, needs_config: bool = True) -> FoundModel:
+def find_model(layers: Layers, own: str, name: str, *, needs_config: bool = True) -> FoundModel:
     """Tell our checkpoints and run folders from Hugging Face folders and Hub ids.
 
     Args:
+        own: the option that names it.
         needs_config: refuse a model that says nothing about data and generation, where --config
             does not either.
 
@@ -139,6 +140,7 @@ def find_model(layers: Layers, option: str, name: str, *, needs_config: bool = T
     from t5_fsdp.checkpoint.exported_options import exported_options
     from t5_fsdp.checkpoint.format import step_of
 
+    option = layers.dashes + own
     folder = Path(name)
     is_hf = (folder / "config.json").is_file()
     if (folder / "adapter_config.json").is_file() and not is_hf:
@@ -150,7 +152,7 @@ def find_model(layers: Layers, option: str, name: str, *, needs_config: bool = T
     if ours or (not is_hf and (folder.exists() or looks_like_path(name))):
         checkpoint = run_folder.find_checkpoint(folder, option)
         base = run_folder.read_config_dict(checkpoint)
-        _check_model_flags(layers.flags.get("model", {}), base.get("model", {}), checkpoint)
+        _check_model_flags(layers, base.get("model", {}), checkpoint)
         return FoundModel(name, option, checkpoint, base)
     base = dict(exported_options(folder))
     if needs_config and not layers.files and not base:
@@ -158,20 +160,23 @@ def find_model(layers: Layers, option: str, name: str, *, needs_config: bool = T
             "a Hugging Face folder" if is_hf else "no folder here, so a Hub id or a misspelt path"
         )
         raise UserError(
-            f"{option} {name} is {what}; with one that was not exported here give --config "
-            "FILE.yaml too, for the data and the generation settings"
+            f"{option} {name} is {what}; with one that was not exported here give "
+            f"{layers.config_argument} too, for the data and the generation settings"
         )
     return FoundModel(name, option, None, base)
 
 
-def _check_model_flags(flags: dict[str, Any], stored: dict[str, Any], checkpoint: Path) -> None:
+def _check_model_flags(layers: Layers, stored: dict[str, Any], checkpoint: Path) -> None:
     """Raises UserError for a model option that the checkpoint's model can't follow.
 
     Its weights are what they are: the answer would be about another model than was asked for.
     """
+    flags = layers.flags.get("model")
+    if not isinstance(flags, dict):  # told with what else is wrong
+        return
     problems = [
-        f"--model.{name} {value} can't be given with {checkpoint}, which was trained with "
-        f"{stored[name]}; leave it out"
+        f"{layers.dashes}model.{name} {value} can't be given with {checkpoint}, which was trained "
+        f"with {stored[name]}; leave it out"
         for name, value in flags.items()
         if name != "attention" and name in stored and stored[name] != value
     ]

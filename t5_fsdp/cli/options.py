@@ -69,6 +69,7 @@ class Layers:
         positionals: the FILE arguments.
         origins: "file, line N" of the options and sections in `files`, by dotted name.
         print_config: `--print_config` was given; `resolve` prints and ends the process.
+        dashes: before the names of options in messages; none where a program gave them.
     """
 
     files: dict[str, Any] = field(default_factory=dict)
@@ -77,6 +78,12 @@ class Layers:
     positionals: list[str] = field(default_factory=list)
     origins: dict[str, str] = field(default_factory=dict)
     print_config: bool = False
+    dashes: str = "--"
+
+    @property
+    def config_argument(self) -> str:
+        """What to give a configuration by, for messages."""
+        return "--config FILE.yaml" if self.dashes else "config"
 
 
 class Entries(dict[str, Any]):
@@ -267,7 +274,8 @@ def layers_of_program(
     Raises:
         UserError: a file cannot be read.
     """
-    layers = Layers(files={} if config is None else _plain(config), flags=_nest(options))
+    files = {} if config is None else _plain(config)
+    layers = Layers(files=files, flags=_nest(options), dashes="")
     if problems := _read_files(paths, layers):
         raise UserError(*problems)
     return layers
@@ -494,7 +502,7 @@ def _read_files(paths: Iterable[str], layers: Layers) -> list[str]:
     problems: list[str] = []
     for path in paths:
         try:
-            values, origins = read_yaml(path)
+            values, origins = read_yaml(path, "--config " if layers.dashes else "")
         except UserError as error:
             problems += error.problems
             continue

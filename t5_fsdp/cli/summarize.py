@@ -66,7 +66,7 @@ def _summarize(argv: Sequence[str], session: Session) -> None:
         raise UserError("--documents is only with --output FILE.jsonl; leave it out")
     if session.launch.world_size == 1:  # of several, only rank 0 may see the files
         check_files(layers.positionals)
-    found = find_model(layers, "--checkpoint", own["checkpoint"])
+    found = find_model(layers, "checkpoint", own["checkpoint"])
     config = resolve(layers, found.base)
     with contextlib.ExitStack() as stack:
         texts: list[Text] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -59,7 +60,8 @@ def write_given(
         columns: what a pair's document and summary are called.
 
     Raises:
-        UserError: an example is no pair and no mapping, or can't be written as JSON.
+        UserError: a split has no example, or one is no pair and no mapping, or can't be written as
+            JSON.
         OSError: the folder can't be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -75,8 +77,9 @@ def given_rows(
     """Each example as a mapping from column to value.
 
     Raises:
-        UserError: an example is no pair and no mapping.
+        UserError: there is none, or one is no pair and no mapping.
     """
+    number = -1
     for number, example in enumerate(_items(examples, split)):
         if isinstance(example, Mapping):
             yield dict(example)
@@ -87,6 +90,10 @@ def given_rows(
                 f"data, {split}, example {number} is {show(example)}; give a pair (document, "
                 f"summary), or a mapping with {columns[0]} and {columns[1]}"
             )
+    if number < 0:
+        raise UserError(
+            f"data, {split} has no example; give at least one (an iterator gives its only once)"
+        )
 
 
 def _items(examples: Any, split: str) -> Iterator[Any]:
@@ -121,12 +128,18 @@ def _write(rows: Iterable[dict[str, Any]], folder: Path) -> str:
 
 
 def _json(row: dict[str, Any], number: int) -> str:
+    # pandas has NaN where a text is missing; as JSON it would be read as a text.
+    plain = {name: None if _is_nan(value) else value for name, value in row.items()}
     try:
-        return json.dumps(row)
+        return json.dumps(plain)
     except (TypeError, ValueError) as error:
         raise UserError(
             f"data, example {number} can't be written as JSON ({error}); give texts"
         ) from None
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
 
 
 def show(value: Any) -> str:

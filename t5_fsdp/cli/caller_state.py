@@ -17,7 +17,7 @@ import numpy as np
 from t5_fsdp.distributed import CPU_KERNEL_CACHES
 
 # What we set; imported libraries set others, which they may need later on.
-_ENVIRONMENT = (*CPU_KERNEL_CACHES, "TRACKIO_DIR")
+_ENVIRONMENT = tuple(CPU_KERNEL_CACHES)
 
 
 @contextlib.contextmanager

@@ -119,12 +119,14 @@ def finished(pools: Any, corpus: Path, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture
-def desk(pools: Any, finished: Path, corpus: Path, tmp_path: Path) -> Desk:
+def desk(pools: Any, finished: Path, command: str, tmp_path: Path) -> Desk:
     for name in ("configs", "data"):
         (tmp_path / name).symlink_to(ROOT / name)
-    for name in ("mine", "other", "demo", "slower"):
-        shutil.copytree(finished / "run", tmp_path / "runs" / name)
-    shutil.copytree(finished / "run", tmp_path / "wikihow")
+    for name in ("runs/mine", "runs/other", "runs/demo", "runs/slower"):
+        if name in command:
+            shutil.copytree(finished / "run", tmp_path / name)
+    if "/mnt/runs" in command:
+        shutil.copytree(finished / "run", tmp_path / "wikihow")
     [predictions] = (finished / "run").glob("evaluation/*/test/predictions.jsonl")
     for name in ("predictions.jsonl", "mine.jsonl"):
         shutil.copyfile(predictions, tmp_path / name)
@@ -185,7 +187,7 @@ def check_options(desk: Desk, command: str) -> None:
 
 
 @pytest.mark.parametrize("command", RUN)
-def test_the_command_does_what_the_page_says(command: str, desk: Desk) -> None:
+def test_the_command_does_what_the_page_says(desk: Desk, command: str) -> None:
     if command.startswith("make "):
         check_options(desk, command)
         return

@@ -187,6 +187,20 @@ def test_an_example_above_the_limit_is_named() -> None:
         )
 
 
+def test_what_a_library_hands_over_is_checked_as_well() -> None:
+    with pytest.raises(UserError, match=r"43 tokens .* exceeds train.micro_batch_tokens \(42\)"):
+        divide_batch([2, 41], [2, 2], world_size=2, micro_batch_tokens=42)
+    options = {
+        "rank": 0, "world_size": 1, "global_batch_size": 2, "micro_batch_tokens": 42,
+        "batching": "shuffled", "seed": 1,
+    }  # fmt: skip
+    with pytest.raises(UserError, match="training split is empty"):
+        StepBatches(TokenizedSplit.from_ids([], []), SpecialIds(0, 0), **options)
+    batches = StepBatches(TokenizedSplit.from_ids([[5, 1]], [[6, 1]]), SpecialIds(0, 0), **options)
+    assert list(batches.iterate(4, 3)) == []  # nothing is left of the run
+    assert [batch.step for batch in batches.iterate(4, 5)] == [4, 5]
+
+
 def test_widths_are_multiples_and_stay_within_the_limit() -> None:
     rng = np.random.default_rng(7)
     source, target = rng.integers(1, 60, 300), rng.integers(1, 20, 300)

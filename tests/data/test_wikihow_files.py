@@ -15,6 +15,7 @@ import pytest
 from t5_fsdp.config import DataConfig
 from t5_fsdp.data import wikihow
 from t5_fsdp.data.sources import LoadedSplits, load_splits
+from t5_fsdp.errors import UserError
 
 FILLER = " Words that make the text long enough for the filter." * 3
 LONG = 'Long line with a "quote" and a, comma.\n' * 3600  # 140,000 characters and more
@@ -223,3 +224,16 @@ def test_the_other_files_header_is_refused(tmp_path: Path) -> None:
     (tmp_path / "wikihowAll.csv").write_bytes(SEP_HEADER)
     with pytest.raises(UserError, match=r"row 1: the header is .*wikihow_version"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"How to\xff\n", "cannot be read as UTF-8"), (b"\n \n", "lists no titles; fetch it again")],
+)
+def test_a_damaged_list_of_titles_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    for name in wikihow.LIST_NAMES.values():
+        (tmp_path / name).write_text("How to Boil Rice\n")
+    assert set(wikihow.read_lists(tmp_path)) == set(wikihow.LIST_NAMES)
+    (tmp_path / wikihow.LIST_NAMES["test"]).write_bytes(content)
+    with pytest.raises(UserError, match=f"all_test.txt {message}"):
+        wikihow.read_lists(tmp_path)

@@ -19,6 +19,7 @@ _MOST_MARKED = 40  # points that get a dot each
 # A curve of more points is drawn faint, under its means over so many parts of the run.
 _SMOOTHED_FROM = 300
 _MEANS = 100
+_ROOM = 0.03  # of the axis of values, between a curve and the upper or lower border
 _TICK_SHARE = 0.14  # of the axis of steps, which a label needs
 # Values that differ so many times are drawn on a logarithmic axis, where a panel allows it.
 _LOGARITHMIC_FROM = 30.0
@@ -223,6 +224,10 @@ def _value_axis(panel: Panel, values: Sequence[float]) -> _Axis:
         low, high = (low, high + room) if panel.from_zero else (low - room, high + room)
     ticks = round_ticks(low, high, 5)
     low, high = min(low, ticks[0]), max(high, ticks[-1])
+    room = _ROOM * (high - low)
+    high = max(high, max(values) + room)
+    if not (panel.from_zero and min(values) >= 0):
+        low = min(low, min(values) - room)
     if panel.top is not None and high > panel.top:
         ticks = [tick for tick in ticks if tick <= panel.top]
         high = max(panel.top, max(values))

@@ -108,6 +108,16 @@ def test_a_constant_has_axes(value: float) -> None:
     assert svg.count('class="grid"') >= 2
 
 
+@pytest.mark.parametrize("from_zero", [False, True])
+def test_no_dot_lies_on_the_upper_border(from_zero: bool) -> None:
+    _, data = draw(panel([(1, 20.0), (2, 100.0)], from_zero=from_zero))
+    low, high = data["y"][:2]
+    assert 102 < high < 104
+    assert low == 0 if from_zero else 17 < low < 18
+    _, data = draw(panel([(1, 50.0), (2, 100.0)], from_zero=True, top=100.0))
+    assert data["y"][:2] == [0, 100]
+
+
 def test_orders_of_magnitude_get_a_logarithmic_axis() -> None:
     points = [(step, 1.0) for step in range(1, 100)] + [(100, 5000.0)]
     _, plain = draw(panel(points))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -176,6 +177,19 @@ def test_without_lightning_there_is_one_line(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delitem(sys.modules, "t5_fsdp.integrations.lightning", raising=False)
     with pytest.raises(UserError, match="pip install lightning"):
         import t5_fsdp.integrations.lightning  # noqa: F401
+
+
+def test_the_example_refuses_the_folder_of_an_earlier_run(tmp_path: Path, capsys: Any) -> None:
+    example = runpy.run_path(str(ROOT / "examples/lightning_wikihow.py"))
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights/COMPLETE").touch()
+    argv = ["--config", str(ROOT / "configs/demo.yaml"), "--output", str(tmp_path)]
+    assert example["main"](argv) == 2
+    said = capsys.readouterr().err
+    assert (
+        said == f"error: --output: its folder {tmp_path}/weights exists and is not empty; "
+        "give a new one\n"
+    )
 
 
 @pytest.mark.long

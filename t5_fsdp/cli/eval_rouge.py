@@ -237,8 +237,8 @@ def _check_names_data(found: FoundModel, layers: Layers) -> None:
     if found.checkpoint is None and not given & set(_PLACES):
         raise UserError(
             f"{found.option} {found.name} has no data options, as it is no checkpoint of a run; "
-            f"give {layers.config_argument} with a data section, or {layers.dashes}data.source "
-            "and the files"
+            f"give {layers.config_argument} with a data section, such as config.yaml of the run "
+            "that it comes from"
         )
 
 

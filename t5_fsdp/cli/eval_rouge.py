@@ -288,7 +288,7 @@ def _tell(
     session: Session,
 ) -> None:
     """The table, what is unusual, and the comparison with a baseline, which is done with then."""
-    from t5_fsdp.evaluation.baselines import lead_baseline
+    from t5_fsdp.evaluation.baselines import is_baseline, lead_baseline
     from t5_fsdp.evaluation.predictions import references_of
     from t5_fsdp.evaluation.rouge import score_pairs
     from t5_fsdp.evaluation.scoring import add_lead_baseline
@@ -301,7 +301,10 @@ def _tell(
         references = [references_of(row) for row in rows]
         lead = lead_baseline([row["document"] for row in rows], [texts[0] for texts in references])
         scores = score_pairs(lead, references, evaluation.scores.settings, num_cores())
-        systems.append(("lead baseline", scores.summary()))
+        chosen = "" if baseline is None else baseline.name
+        # Beside one that was asked for it would be taken for that one.
+        if not (is_baseline(chosen) and chosen.startswith("lead")):
+            systems.append(("lead baseline", scores.summary()))
         if folder is not None:
             add_lead_baseline(folder, scores)
     differences = ""

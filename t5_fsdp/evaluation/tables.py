@@ -38,8 +38,8 @@ def format_comparison(metrics: Mapping[str, Mapping[str, float]], baseline: str)
         baseline: its name.
     """
     lines = [
-        f"difference to {baseline}, its 95 % interval, resamples below 0, and examples that win / "
-        "tie / lose"
+        f"difference to {baseline}; below 0: in which share of the resamples it is",
+        f"{'':<10}{'points':>6}  {'95 % interval':<14}{'below 0':>9}   win / tie / lose",
     ]
     for metric, title in TITLES.items():
         values = metrics[metric]
@@ -56,7 +56,12 @@ def format_comparison(metrics: Mapping[str, Mapping[str, float]], baseline: str)
 def format_changes(changes: Mapping[str, Sequence[Mapping[str, Any]]], baseline: str) -> str:
     """The examples of `comparison.largest_changes` that differ most, a few lines each."""
     lines = []
-    for name, sign in (("gains", "+"), ("losses", "-")):
+    for name, title, sign in (
+        ("gains", f"largest gains over {baseline}", "+"),
+        ("losses", f"largest losses to {baseline}", "-"),
+    ):
+        if changes[name]:
+            lines.append(title)
         for change in changes[name][:_SHOWN_CHANGES]:
             points = 100 * abs(change["fmeasure"] - change["baseline_fmeasure"])
             lines.append(f"{TITLES[CHANGE_METRIC]} {sign}{points:.1f}, example {change['id']}")

@@ -31,16 +31,17 @@ def test_differences_are_aligned_and_in_points():
               "share_below_zero": 0.031, "wins": 12, "ties": 3, "losses": 4}  # fmt: skip
     metrics = dict.fromkeys(("rouge1", "rouge2", "rougeL", "rougeLsum"), values)
     lines = format_comparison(metrics, "lead").split("\n")
-    assert lines[0].startswith("difference to lead, its 95 % interval")
-    assert lines[4] == "ROUGE-Lsum  +1.2  [-0.4, +4.6]      3.1 %   12 / 3 / 4"
-    assert lines[1] == lines[4].replace("ROUGE-Lsum", "ROUGE-1   ")
+    assert lines[0].startswith("difference to lead;")
+    assert lines[1] == "          points  95 % interval   below 0   win / tie / lose"
+    assert lines[5] == "ROUGE-Lsum  +1.2  [-0.4, +4.6]      3.1 %   12 / 3 / 4"
+    assert lines[2] == lines[5].replace("ROUGE-Lsum", "ROUGE-1   ")
 
 
 def test_changes_are_shown_with_their_texts():
     change = {"id": "x", "fmeasure": 0.75, "baseline_fmeasure": 0.5, "reference": "r " * 99,
               "prediction": "p", "baseline_prediction": "b"}  # fmt: skip
     lines = format_changes({"gains": [change], "losses": []}, "lead").split("\n")
-    assert lines[0] == "ROUGE-Lsum +25.0, example x"
-    assert lines[1].startswith("  reference: r r r") and lines[1].endswith(" ...")
-    assert lines[2:] == ["  prediction: p", "  lead: b"]
+    assert lines[:2] == ["largest gains over lead", "ROUGE-Lsum +25.0, example x"]
+    assert lines[2].startswith("  reference: r r r") and lines[2].endswith(" ...")
+    assert lines[3:] == ["  prediction: p", "  lead: b"]
     assert format_changes({"gains": [], "losses": []}, "lead") == "no example differs"

@@ -400,8 +400,11 @@ def state_of_process() -> tuple[Any, ...]:
     )
 
 
-def test_the_programs_state_is_neither_heeded_nor_changed(corpus: Path, tmp_path: Path) -> None:
+def test_the_programs_state_is_neither_heeded_nor_changed(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     usual = train(tiny_config(corpus, tmp_path / "usual", **{"train.max_steps": 2}), quiet=True)
+    monkeypatch.delattr(sys, "argv")  # as where Python is embedded
     faulthandler.register(signal.SIGUSR1)  # in C: Python can't put it back
     try:
         with odd_torch():

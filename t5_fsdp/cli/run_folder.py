@@ -210,7 +210,7 @@ def describe_environment(world_size: int, device: str) -> dict[str, Any]:
     """Versions, commit, devices and command line, for environment.json."""
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": sys.argv,
+        "command": getattr(sys, "argv", []),  # a program that embeds Python need not have one
         "python": platform.python_version(),
         "platform": platform.platform(),
         "versions": library_versions(),

@@ -172,6 +172,11 @@ def simulate_model(
 
 
 def _run_in_child(task: Any, timeout_seconds: float, progress: Progress | None) -> Any:
+    if multiprocessing.current_process().daemon:
+        raise UserError(
+            "a simulation needs a process of its own, which a daemonic one, such as a worker of "
+            "multiprocessing.Pool, may not start; plan elsewhere, or by the closed forms alone"
+        )
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     child = context.Process(target=_child, args=(task, theirs), name="simulation", daemon=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import multiprocessing
 import os
 import signal
 import time
@@ -330,6 +331,13 @@ def test_a_slow_child_is_given_up() -> None:
     with pytest.raises(UserError, match=r"not done within 0.1 s"):
         simulate_in_child(functools.partial(build, spec()), timeout_seconds=0.1)
     assert time.monotonic() - began < 20
+
+
+def test_a_worker_of_a_pool_can_have_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    process: Any = multiprocessing.current_process()
+    monkeypatch.setitem(process._config, "daemon", True)
+    with pytest.raises(UserError, match=r"worker of multiprocessing.Pool, may not start; plan"):
+        simulate_in_child(functools.partial(build, spec()))
 
 
 def test_a_child_refuses_what_the_run_would() -> None:

@@ -56,7 +56,7 @@ def write_atomically(path: Path, texts: Iterable[str]) -> None:
 
 
 def _write(path: Path, texts: Iterable[str]) -> None:
-    if _is_special(path):
+    if is_special(path):
         with path.open("wb") as file:
             _write_texts(file, texts)
         return
@@ -77,7 +77,7 @@ def _partial(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.part")
 
 
-def _is_special(path: Path) -> bool:
+def is_special(path: Path) -> bool:
     """Whether it is there and neither file nor folder: a pipe, /dev/null, /dev/stdout."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
@@ -99,7 +99,7 @@ def check_writable(path: Path, option: str) -> None:
     """
     if path.is_dir():
         raise UserError(f"{option} {path} is a folder; give a file")
-    if _is_special(path):
+    if is_special(path):
         return
     partial = _partial(path)
     try:

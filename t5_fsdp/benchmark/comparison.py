@@ -15,8 +15,10 @@ from t5_fsdp.benchmark.ranks import RankFailed, Ranks, Turns
 from t5_fsdp.benchmark.workload import Workload
 from t5_fsdp.console import Console
 from t5_fsdp.distributed import CPU_KERNEL_CACHES
-from t5_fsdp.errors import UserError
+from t5_fsdp.files import json_number
 from t5_fsdp.packages import is_installed
+
+OUT_OF_MEMORY = "out of memory"
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ class Outcome:
         """The segments, and the losses of the ones that keep them."""
         return {
             "failure": self.failure,
-            "losses": self.losses,
+            "losses": {step: json_number(loss) for step, loss in self.losses.items()},
             "segments": [
                 {**dataclasses.asdict(s), "tokens_per_second": s.tokens_per_second}
                 for s in self.segments
@@ -144,31 +146,26 @@ def compare(
     console: Console,
     *,
     threads: int | None = None,
+    after_round: Callable[[int, dict[str, Outcome]], None] = lambda number, outcomes: None,
 ) -> dict[str, Outcome]:
     """Run contestants in turn; what fails is told and left out from then on.
 
     Args:
-        names: of `CONTESTANTS`.
+        names: of `CONTESTANTS`; what they need is installed.
         threads: of each rank.
-
-    Raises:
-        UserError: a contestant needs what is not installed.
+        after_round: gets the number of the round and what was found so far.
     """
-    for name in names:
-        if package := CONTESTANTS[name].missing():
-            raise UserError(
-                f"--contestants {name} needs the package {package}, which is not installed; "
-                'install the extra "benchmark" of this package, or leave it out'
-            )
     runs = {name: _Run(name, workload, world_size, schedule, names, threads) for name in names}
+    outcomes = {name: run.outcome for name, run in runs.items()}
     try:
         for number in range(1, schedule.rounds + 1):
             for run in runs.values():
                 _turn(run, number, console)
+            after_round(number, outcomes)
     finally:
         for run in runs.values():
             run.close(force=True)  # who is done has closed its ranks itself
-    return {name: run.outcome for name, run in runs.items()}
+    return outcomes
 
 
 def _turn(run: _Run, number: int, console: Console) -> None:
@@ -179,7 +176,7 @@ def _turn(run: _Run, number: int, console: Console) -> None:
         segment = run.take_turn(is_last=number == run.schedule.rounds)
     except RankFailed as failure:
         run.close(force=True)
-        run.outcome.failure = "out of memory" if failure.out_of_memory else failure.reason
+        run.outcome.failure = OUT_OF_MEMORY if failure.out_of_memory else failure.reason
         console.warn(f"{run.title}: {run.outcome.failure}")
         if failure.details and not failure.out_of_memory:
             console.say(failure.details)

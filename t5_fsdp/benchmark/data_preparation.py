@@ -5,16 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import math
-import os
 import shutil
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from t5_fsdp.benchmark.commands import run_command
 from t5_fsdp.benchmark.rounds import Figures
 from t5_fsdp.data.batching import divide_batch, plan_epoch
 from t5_fsdp.data.prepared import open_prepared
@@ -89,33 +86,12 @@ def map_by_datasets(folder: Path, tokenizer: str, num_rows: int) -> Figures:
 
 
 def _timed(command: Sequence[str], num_rows: int) -> Figures:
-    """Of a fresh process: rows a second, and the largest resident memory.
-
-    Raises:
-        RuntimeError: it failed; with what it said.
-    """
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    began = time.perf_counter()
-    with subprocess.Popen(
-        [sys.executable, *command],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stderr is not None
-        said = process.stderr.read()
-        # Of this process alone: `subprocess` tells nothing of memory.
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    seconds = time.perf_counter() - began
-    if process.returncode:
-        raise RuntimeError(f"{command[0]} ended with code {process.returncode}:\n{said[-2000:]}")
-    unit = 1 if sys.platform == "darwin" else 1024
+    """Of a fresh process: rows a second, and the largest resident memory."""
+    done = run_command(command)
     return {
-        "seconds": seconds,
-        "rows_per_second": num_rows / seconds,
-        "peak_memory_bytes": float(usage.ru_maxrss * unit),
+        "seconds": done.seconds,
+        "rows_per_second": num_rows / done.seconds,
+        "peak_memory_bytes": float(done.peak_memory_bytes),
     }
 
 
@@ -132,8 +108,9 @@ def padding_of_prepared(folder: Path) -> dict[str, float]:
         )
         batches = [plan.batch(i) for i in range(len(plan))]
         shares[f"this program, {batching}"] = padding(source, target, batches)
-    grouped = transformers_batches(source)
-    shares["random, 16 rows a device"] = padding_per_device(source, target, None)
+    drawn = np.random.default_rng(1).permutation(len(source))
+    shares["random, 16 rows a device"] = padding_per_device(source, target, drawn)
+    grouped = group_by_length(source)
     shares["group_by_length, 16 rows a device"] = padding_per_device(source, target, grouped)
     shares["fixed 512 / 150"] = 1 - float(source.sum() + target.sum()) / (len(source) * 662)
     return shares
@@ -157,25 +134,19 @@ def padding(source: np.ndarray, target: np.ndarray, batches: list[np.ndarray]) -
     return 1 - int(source.sum() + target.sum()) / padded
 
 
-def transformers_batches(source: np.ndarray) -> list[np.ndarray]:
-    """As its LengthGroupedSampler: sorted by source length within 50 batches drawn at random."""
-    order = np.random.default_rng(0).permutation(len(source))
-    size = 50 * _GLOBAL_BATCH
-    order = np.concatenate(
-        [
-            part[np.argsort(-source[part], kind="stable")]
-            for part in np.split(order, range(size, len(order), size))
-        ]
-    )
-    return np.split(order, range(_GLOBAL_BATCH, len(order), _GLOBAL_BATCH))
+def group_by_length(source: np.ndarray) -> np.ndarray:
+    """The order of an epoch under transformers' `group_by_length`, by its own sampler."""
+    import torch
+    from transformers.trainer_pt_utils import LengthGroupedSampler
+
+    generator = torch.Generator().manual_seed(1)
+    # Its Trainer gives it the rows of a device, of how many devices there may be.
+    sampler = LengthGroupedSampler(_ROWS_A_DEVICE, lengths=source.tolist(), generator=generator)
+    return np.fromiter(sampler, np.int64, len(source))
 
 
-def padding_per_device(
-    source: np.ndarray, target: np.ndarray, batches: list[np.ndarray] | None
-) -> float:
+def padding_per_device(source: np.ndarray, target: np.ndarray, order: np.ndarray) -> float:
     """Share of padding where every device takes the next 16 rows, as most trainers do."""
-    order = np.random.default_rng(1).permutation(len(source))
-    order = order if batches is None else np.concatenate(batches)
     padded = 0
     for rows in np.split(order, range(_ROWS_A_DEVICE, len(order), _ROWS_A_DEVICE)):
         padded += len(rows) * int(source[rows].max() + target[rows].max())

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from t5_fsdp.benchmark.ranks import report
-from t5_fsdp.benchmark.workload import PREFIX
+from t5_fsdp.benchmark.workload import PREFIX, load_fitting_tokenizer
 from t5_fsdp.benchmark.world import chosen_device, entered_world, quiet
 from t5_fsdp.config import EvaluationConfig, ModelConfig
 from t5_fsdp.console import Console
@@ -45,7 +45,7 @@ class GenerationWork:
 
 def write_random_model(folder: Path, model: dict[str, Any], tokenizer: str, seed: int) -> None:
     """A Hugging Face folder with random weights, for those who have no trained ones."""
-    loaded = load_tokenizer(tokenizer)
+    loaded = load_fitting_tokenizer(tokenizer, model["vocab_size"])
     spec = resolve_spec(ModelConfig(name=None, init="random", config=model), loaded)
     made = build_with_weights(spec, draw_weights(spec, seed), "sdpa_per_layer")
     assert has_own_head(made) == spec.own_head

@@ -1,19 +1,21 @@
 """One table about one GPU: engines, attention, compiling and recomputation, on random weights.
 
 It needs torch, transformers and numpy alone, and ends within a given time: a row that does not fit
-into memory or takes too long says so, and the next one begins.
+into memory, or into the time that is left, says so, and the next one begins.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from t5_fsdp.benchmark.clock import Segment, joined
-from t5_fsdp.benchmark.comparison import start_ranks, train_function
+from t5_fsdp.benchmark.comparison import OUT_OF_MEMORY, start_ranks, train_function
 from t5_fsdp.benchmark.ranks import RankFailed, Ranks, Turns
 from t5_fsdp.benchmark.workload import Workload, random_examples
 from t5_fsdp.console import Console
@@ -24,6 +26,7 @@ _3B = {"d_model": 1024, "d_kv": 128, "d_ff": 16384, "num_layers": 24, "num_heads
 _TINY = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
 _SOURCE_TOKENS, _TARGET_TOKENS = 512, 128
 _WARMUP_STEPS, _STEPS = 2, 5
+_LEFT_OUT, _NOT_DONE = "left out, no time is left", "not done in"
 # Without so much time left a row is not begun.
 _LEAST_SECONDS = 15.0
 
@@ -36,7 +39,7 @@ class Row:
         engine: bare: a plain loop round transformers' model; none: this program's whole model in
             one process (its engine ddp); fsdp2.
         examples: in a step, on one device at a time.
-        limit_seconds: for building, warm-up and measuring.
+        limit_seconds: for all of it: start, building, warm-up and measuring.
     """
 
     model: str
@@ -49,10 +52,12 @@ class Row:
 
     @property
     def title(self) -> str:
-        """As in the table."""
-        words = [self.model, self.engine, f"recompute {self.recompute}"]
+        """As in the table, what differs first."""
+        words = [self.model, "unsharded" if self.engine == "none" else self.engine]
+        words += ["compiled"] if self.compiled else []
         words += [self.attention] if self.attention != "sdpa" else []
-        return ", ".join(words + (["compiled"] if self.compiled else []))
+        words += [f"recompute {self.recompute}"] if self.recompute != "none" else []
+        return ", ".join(words)
 
     def workload(self, device: str, tiny: bool) -> Workload:
         """Random ids of full length, so that nothing is padded."""
@@ -116,18 +121,28 @@ class Measured:
 
     Attributes:
         planned_bytes: the planner's peak, where it can say one.
+        compiled_graphs: that torch.compile has made; None: nobody knows.
         note: why nothing was measured.
     """
 
     row: Row
     segment: Segment | None = None
     planned_bytes: int | None = None
+    compiled_graphs: int | None = None
     note: str = ""
+
+    @property
+    def short_note(self) -> str:
+        """For a cell of eight letters; "failed" where it is the program's fault."""
+        if self.note.startswith(_NOT_DONE):
+            return "time"
+        return {OUT_OF_MEMORY: "memory", _LEFT_OUT: "left out"}.get(self.note, "failed")
 
     def to_json(self, peak_flops: float | None) -> dict[str, Any]:
         """All figures."""
         figures: dict[str, Any] = {**dataclasses.asdict(self.row), "note": self.note}
         figures["planned_bytes"] = self.planned_bytes
+        figures["compiled_graphs"] = self.compiled_graphs
         if self.segment is not None:
             figures |= dataclasses.asdict(self.segment)
             figures["tokens_per_second"] = self.segment.tokens_per_second
@@ -146,38 +161,44 @@ def measure(
     *,
     tiny: bool,
     only: str | None,
-    total_seconds: float,
+    deadline: float,
     console: Console,
+    after_row: Callable[[list[Measured]], None] = lambda done: None,
 ) -> list[Measured]:
     """All rows, one after the other, in one process that is started anew when a row breaks it.
 
     Args:
         tiny: the same code on a model that any CPU trains in no time.
         only: rows whose title this regular expression matches somewhere; None: all.
-        total_seconds: what has not begun by then is left out.
+        deadline: of `time.monotonic()`; what has not begun by then is left out, what has is ended.
+        after_row: gets the rows that are done so far.
     """
-    deadline = time.monotonic() + total_seconds
     done: list[Measured] = []
     ranks: Ranks | None = None
     try:
         for row in chosen_rows(only):
-            left = deadline - time.monotonic()
             measured = Measured(row)
             done.append(measured)
-            if left < _LEAST_SECONDS:
-                measured.note = "no time left"
+            began = time.monotonic()
+            if deadline - began < _LEAST_SECONDS:
+                measured.note = _LEFT_OUT
+                console.say(describe(measured))
                 continue
             workload = row.workload(device, tiny)
-            ranks = ranks or start_ranks(device, 1, 1 if device == "cpu" else None)
-            try:
-                measured.segment = _measure(ranks, row, workload, min(left, row.limit_seconds))
-            except RankFailed as failure:
-                measured.note = "out of memory" if failure.out_of_memory else failure.reason
-                ranks.close(force=True)
-                ranks = None
             if row.engine != "bare":
                 measured.planned_bytes = planned_peak_bytes(row, workload)
+            ranks = ranks or start_ranks(device, 1, 1 if device == "cpu" else None)
+            row_deadline = min(deadline, began + row.limit_seconds)
+            try:
+                _measure(ranks, measured, workload, row_deadline)
+            except RankFailed as failure:
+                is_late = time.monotonic() >= row_deadline
+                reason = f"{_NOT_DONE} {row_deadline - began:.0f} s" if is_late else failure.reason
+                measured.note = OUT_OF_MEMORY if failure.out_of_memory else reason
+                ranks.close(force=True)
+                ranks = None
             console.say(describe(measured))
+            after_row(done)
     finally:
         if ranks is not None:
             ranks.close(force=True)
@@ -198,9 +219,7 @@ def planned_peak_bytes(row: Row, workload: Workload) -> int:
     from t5_fsdp.data.batching import round_up
     from t5_fsdp.distributed import Launch, World
     from t5_fsdp.model.activations import MicroBatchShape
-    from t5_fsdp.model.build import build_on_meta
     from t5_fsdp.planning.memory import estimate_memory
-    from t5_fsdp.planning.model_sizes import ModelSizes
     from t5_fsdp.planning.run import PlannedRun
 
     lengths = workload.max_source_tokens, workload.max_target_tokens
@@ -210,11 +229,10 @@ def planned_peak_bytes(row: Row, workload: Workload) -> int:
         activation_checkpointing=row.recompute,  # type: ignore[arg-type]
         **workload.parallel,
     )
-    spec, multiple = workload.spec(), workload.width_multiple
-    run = PlannedRun(
-        spec=spec,
-        sizes=ModelSizes.of(build_on_meta(spec, row.attention), parallel),
-        attention=row.attention,
+    multiple = workload.width_multiple
+    run = PlannedRun.of(
+        workload.spec(),
+        row.attention,
         data=DataConfig(max_source_tokens=lengths[0], max_target_tokens=lengths[1]),
         parallel=parallel,
         optimizer=OptimizerConfig(),
@@ -233,18 +251,33 @@ def _engine(row: Row) -> str:
     return "ddp" if row.engine == "none" else row.engine
 
 
-def _measure(ranks: Ranks, row: Row, workload: Workload, seconds: float) -> Segment:
+def _measure(ranks: Ranks, measured: Measured, workload: Workload, deadline: float) -> None:
+    """Fill in the row's figures.
+
+    Raises:
+        RankFailed: what trains has failed, or the deadline has passed.
+    """
+    row = measured.row
     clock = {"warmup_steps": _WARMUP_STEPS, "segment_steps": _STEPS, "segments": 1}
-    deadline = time.monotonic() + seconds
-    if row.engine == "bare":
-        turns = Turns(ranks, seconds, train_function("bare_loop"), workload, clock)
-    else:
-        turns = Turns(ranks, seconds, train_function("ours"), workload, clock, _engine(row))
+    trained = ("bare_loop",) if row.engine == "bare" else ("ours", _engine(row))
+    turns = Turns(ranks, math.inf, _train_row, workload, clock, *trained, deadline=deadline)
     segment = joined(turns.take())
-    if time.monotonic() > deadline:
-        raise RankFailed(f"took longer than {seconds:.0f} s")
-    turns.end()
-    return segment
+    # Not before it has ended: a row that can't would hand its troubles on to the next one.
+    measured.compiled_graphs = turns.end()[0]
+    measured.segment = segment
+
+
+def _train_row(workload: Workload, clock: dict[str, int], module: str, *arguments: Any) -> int:
+    """On a rank: train; the graphs that were compiled for it."""
+    import torch
+
+    from t5_fsdp.parallel.compilation import num_compilations
+
+    # Rows share blocks' code, and so dynamo's limit of graphs: the last would go uncompiled.
+    torch.compiler.reset()
+    before = num_compilations()
+    train_function(module)(workload, clock, *arguments)
+    return num_compilations() - before
 
 
 def describe(measured: Measured) -> str:
@@ -256,4 +289,5 @@ def describe(measured: Measured) -> str:
         f"{measured.row.title}: {segment.tokens_per_second:,.0f} tokens/s, "
         f"{1000 * segment.seconds / segment.steps:,.0f} ms a step, "
         f"{segment.peak_memory_bytes / 2**30:.1f} GiB"
+        + (f", {measured.compiled_graphs} graphs compiled" if measured.row.compiled else "")
     )

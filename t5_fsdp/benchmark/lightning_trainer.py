@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
-from t5_fsdp.benchmark.clock import Clock
-from t5_fsdp.benchmark.stock_batches import CountingCollator
+from t5_fsdp.benchmark.stock_batches import StockBatches
 from t5_fsdp.benchmark.workload import Workload
-from t5_fsdp.benchmark.world import chosen_device, quiet, reset_memory
-from t5_fsdp.model.flops import T5Shape
 
 
 def train(workload: Workload, clock_options: dict[str, int]) -> dict[str, Any]:
     """On a rank: alone, under DDP on the CPU, or sharded by FSDP on GPUs."""
     import lightning
 
-    quiet()
-    reset_memory(workload.device)
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = chosen_device(workload.device, rank)
-    clock = Clock(T5Shape.of(workload.spec().config), device, **clock_options)
-    collator = CountingCollator()
+    batches = StockBatches(workload, clock_options)
+    world_size = batches.world_size
     losses: list[torch.Tensor] = []
 
     class Module(lightning.LightningModule):
@@ -32,8 +24,8 @@ def train(workload: Workload, clock_options: dict[str, int]) -> dict[str, Any]:
             super().__init__()
             self.model = workload.plain_model(torch.device("cpu"))
 
-        def training_step(self, batch: Any, number: int) -> torch.Tensor:
-            clock.tick(collator.counts[number])
+        def training_step(self, batch: Any, number_in_epoch: int) -> torch.Tensor:
+            batches.tick()
             loss = self.model(**batch).loss
             losses.append(loss.detach())
             return loss
@@ -46,7 +38,7 @@ def train(workload: Workload, clock_options: dict[str, int]) -> dict[str, Any]:
         devices=world_size,
         strategy=_strategy(workload, world_size),
         precision="bf16-mixed" if workload.param_dtype == "bf16" else "32-true",
-        max_steps=clock.total_steps,
+        max_steps=batches.clock.total_steps,
         max_epochs=-1,
         gradient_clip_val=None if workload.device == "cuda" and world_size > 1 else 1.0,
         logger=False,
@@ -58,7 +50,7 @@ def train(workload: Workload, clock_options: dict[str, int]) -> dict[str, Any]:
         workload.examples.rows(),  # type: ignore[arg-type]
         batch_size=max(1, workload.global_batch_size // world_size),
         shuffle=True,
-        collate_fn=collator,
+        collate_fn=batches,
     )
     trainer.fit(Module(), loader)
     return {"losses": {n + 1: float(loss) for n, loss in enumerate(losses)}}

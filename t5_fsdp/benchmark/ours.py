@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from t5_fsdp.benchmark.clock import Clock, StepTokens
 from t5_fsdp.benchmark.saving import new_state
@@ -147,16 +148,24 @@ def _build(workload: Workload, parallel: ParallelConfig, world: World) -> Engine
         engine.load_full(draw_weights(workload.spec(), workload.seed) if world.is_main else {})
     else:
         engine.materialize()
-        _fill(engine, workload.seed, world)
+        fill(engine, workload.seed, world.device)
     return engine
 
 
-def _fill(engine: Engine, seed: int, world: World) -> None:
-    """Random weights, drawn on the GPU: on the CPU three billion of them take minutes."""
-    generator = torch.Generator(world.device).manual_seed(seed + world.rank)
+def fill(engine: Engine, seed: int, device: torch.device) -> None:
+    """The weights of `Workload.weights`, each drawn whole on every rank, which keeps its shard.
+
+    Drawn on the GPU: on the CPU three billion of them take minutes.
+    """
     with torch.no_grad():
         for name, tensor in stored_tensors(engine.model).items():
-            random_weight(name, local_part(tensor), generator)
+            whole = random_weight(name, tensor.shape, seed, device)
+            if isinstance(tensor, DTensor):
+                # Without a source rank nothing is sent.
+                shards = distribute_tensor(whole, tensor.device_mesh, tensor.placements,
+                                           src_data_rank=None)  # fmt: skip
+                whole = shards.to_local()
+            local_part(tensor).copy_(whole)
 
 
 def _losses(run_dir: Path) -> dict[int, float]:

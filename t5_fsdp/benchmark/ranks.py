@@ -4,20 +4,28 @@
 environment that torchrun would give it, and `results` collects what they return. Meanwhile a
 function may `report` something and wait to be told to go on, see `reports` and `go_on`. Functions
 and arguments travel by pickle, so functions are module-level ones.
+
+Ranks are no part of the caller's process group: Ctrl-C reaches the caller alone, which ends them
+with all that they have started; and they end by themselves when it is gone, however that came.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import multiprocessing
 import os
+import signal
 import socket
 import tempfile
+import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+
+from t5_fsdp.errors import is_out_of_memory
 
 _REPORT, _RESULT, _FAILURE = "report", "result", "failure"
 _SECONDS_TO_LEAVE = 20.0
@@ -80,15 +88,20 @@ class Ranks:
         self._processes: list[Any] = []
         output = None if self._output is None else self._output.name
         setup = (dict(environment or {}), threads, tuple(preload), output)
-        for rank in range(world_size):
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                target=_serve, args=(rank, world_size, theirs, *setup), daemon=False
-            )
-            process.start()
-            theirs.close()  # so that a rank that dies is heard of at once
-            self._connections.append(ours)
-            self._processes.append(process)
+        try:
+            for rank in range(world_size):
+                ours, theirs = context.Pipe()
+                process = context.Process(
+                    target=_serve, args=(rank, world_size, theirs, *setup), daemon=False
+                )
+                with _ctrl_c_ignored():  # until it has left the caller's process group
+                    process.start()
+                theirs.close()  # so that a rank that dies is heard of at once
+                self._connections.append(ours)
+                self._processes.append(process)
+        except BaseException:
+            self.close(force=True)
+            raise
 
     def __enter__(self) -> Ranks:
         return self
@@ -180,16 +193,24 @@ class Ranks:
             if not force:
                 with contextlib.suppress(OSError):
                     connection.send(None)
+        if force:
+            self._kill(self._processes)
         for process in self._processes:
-            process.join(0 if force else _SECONDS_TO_LEAVE)
-            if process.is_alive():
-                process.kill()
-                process.join(_SECONDS_TO_LEAVE)
+            process.join(_SECONDS_TO_LEAVE)
+        self._kill([process for process in self._processes if process.is_alive()])
         for connection in self._connections:
             connection.close()
         self._connections, self._processes = [], []
         if self._output is not None:
             self._output.close()
+
+    @staticmethod
+    def _kill(processes: Sequence[Any]) -> None:
+        """With their helpers, e.g. those that compile."""
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()  # it may not have had a group of its own yet
 
 
 class Turns:
@@ -199,15 +220,24 @@ class Turns:
         ranks: that have nothing else to do.
         timeout_seconds: to get ready, for a turn, and to end.
         function: see `report`.
+        deadline: of `time.monotonic()`, behind which nothing is waited for.
     """
 
     def __init__(
-        self, ranks: Ranks, timeout_seconds: float, function: Callable[..., Any], *args: Any
+        self,
+        ranks: Ranks,
+        timeout_seconds: float,
+        function: Callable[..., Any],
+        *args: Any,
+        deadline: float = math.inf,
     ) -> None:
         self.ranks = ranks
-        self._timeout_seconds = timeout_seconds
+        self._timeout_seconds, self._deadline = timeout_seconds, deadline
         self._is_ready = False
         ranks.call(function, *args)
+
+    def _seconds(self) -> float:
+        return max(0.0, min(self._timeout_seconds, self._deadline - time.monotonic()))
 
     def take(self) -> list[Any]:
         """Let it do the next part; what each rank reports of it.
@@ -216,10 +246,10 @@ class Turns:
             RankFailed: as `Ranks.reports`.
         """
         if not self._is_ready:
-            self.ranks.reports(self._timeout_seconds)
+            self.ranks.reports(self._seconds())
             self._is_ready = True
         self.ranks.go_on()
-        return self.ranks.reports(self._timeout_seconds)
+        return self.ranks.reports(self._seconds())
 
     def end(self) -> list[Any]:
         """After the last turn: what it returned on each rank.
@@ -228,7 +258,7 @@ class Turns:
             RankFailed: as `Ranks.reports`.
         """
         self.ranks.go_on()
-        return self.ranks.results(self._timeout_seconds)
+        return self.ranks.results(self._seconds())
 
 
 def _free_port() -> int:
@@ -249,6 +279,8 @@ def _serve(
     """The life of a rank: imports, then one call after the other."""
     global _connection
     _connection = connection
+    _leave_process_group_of_caller()
+    threading.Thread(target=_end_with_caller, daemon=True).start()
     if output is not None:
         with open(output, "ab") as file:
             for stream in (1, 2):  # also of what is not Python
@@ -290,17 +322,34 @@ def _outcome(function: Callable[..., Any], args: Sequence[Any]) -> tuple[str, An
         return _FAILURE, RankFailed(reason, text, is_out_of_memory(error))
 
 
+@contextlib.contextmanager
+def _ctrl_c_ignored() -> Iterator[None]:
+    """A process that is started meanwhile ignores it from its first instruction on."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _leave_process_group_of_caller() -> None:
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _end_with_caller() -> None:
+    caller = multiprocessing.parent_process()
+    if caller is not None:
+        caller.join()
+        os.killpg(0, signal.SIGKILL)
+
+
 def _leave_process_group() -> None:
     """Of a function that failed, or of a library that leaves its group up."""
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a GPU's memory, or the machine's, was too small."""
-    if isinstance(error, MemoryError):
-        return True
-    message = str(error).lower()
-    return "out of memory" in message or "can't allocate memory" in message

@@ -11,12 +11,16 @@ Figures = dict[str, float]
 
 
 def measure_in_turn(
-    contestants: Mapping[str, Callable[[], Figures]], rounds: int, console: Console
+    contestants: Mapping[str, Callable[[], Figures]],
+    rounds: int,
+    console: Console,
+    after_round: Callable[[int, dict[str, list[Figures]]], None] = lambda number, found: None,
 ) -> dict[str, list[Figures]]:
     """Call each of them once a round.
 
     Args:
         contestants: by title; what they return has the same names each time.
+        after_round: gets the number of the round and what was found so far.
     """
     found: dict[str, list[Figures]] = {title: [] for title in contestants}
     for number in range(1, rounds + 1):
@@ -25,6 +29,7 @@ def measure_in_turn(
             found[title].append(figures)
             said = ", ".join(f"{name} {value:,.4g}" for name, value in figures.items())
             console.say(f"round {number}: {title}: {said}")
+        after_round(number, found)
     return found
 
 

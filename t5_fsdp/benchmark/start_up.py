@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from t5_fsdp.benchmark.commands import failure, run_command, started
 from t5_fsdp.benchmark.rounds import Figures
 
 ROOT = Path(__file__).parents[2]
 _CONFIG = ROOT / "configs/demo.yaml"
 _POLL_SECONDS = 0.01
 _MOST_SECONDS = 300.0
+_SECONDS_TO_STOP = 60.0
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 # What no training with torch and transformers can do without.
 _EMPTY_SCRIPT = """
 import sys
@@ -45,12 +48,7 @@ class StartUp:
         self._runs = 0
         self._empty = folder / "empty.py"
         self._empty.write_text(_EMPTY_SCRIPT, encoding="utf-8")
-        subprocess.run(
-            [sys.executable, str(ROOT / "scripts/prepare_data.py"), *self._options("prepared")],
-            env=self._environment(),
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
+        self._run("prepare_data", *self._options("prepared"))
 
     def _options(self, name: str) -> list[str]:
         return [
@@ -58,13 +56,10 @@ class StartUp:
             "--data.cache_dir", str(self._folder / "cache"),
         ]  # fmt: skip
 
-    def _environment(self) -> dict[str, str]:
-        return {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "HF_HUB_OFFLINE": "1",
-            "CUDA_VISIBLE_DEVICES": "",
-        }
+    @staticmethod
+    def _run(script: str, *options: str) -> float:
+        """Seconds that one of the scripts takes."""
+        return run_command([str(ROOT / f"scripts/{script}.py"), *options], _ENVIRONMENT).seconds
 
     def first_step(self) -> Figures:
         """Seconds until the first row of metrics.jsonl, which follows the first step."""
@@ -88,50 +83,36 @@ class StartUp:
 
     def help(self) -> Figures:
         """Seconds of `train.py --help`."""
-        began = time.perf_counter()
-        subprocess.run(
-            [sys.executable, str(ROOT / "scripts/train.py"), "--help"],
-            env=self._environment(),
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
-        return {"seconds": time.perf_counter() - began}
+        return {"seconds": self._run("train", "--help")}
 
     def _until(self, script: list[str], is_there: Callable[[], bool]) -> Figures:
         """Seconds until `is_there`, after which the processes are stopped.
 
         Raises:
+            UserError: they refused to start.
             RuntimeError: they ended before, or it took too long; with what they said.
         """
         launch = ["-m", "torch.distributed.run", "--standalone",
                   "--nproc_per_node", str(self._world_size)]  # fmt: skip
         with tempfile.TemporaryFile() as output:
             began = time.perf_counter()
-            process = subprocess.Popen(
-                [sys.executable, *launch, *script],
-                env=self._environment(),
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-            try:
-                while not is_there():
-                    seconds = time.perf_counter() - began
-                    if process.poll() is not None or seconds > _MOST_SECONDS:
-                        output.seek(0)
-                        said = output.read().decode("utf-8", "replace")[-2000:]
-                        raise RuntimeError(f"{script[0]} did not get so far:\n{said}")
-                    time.sleep(_POLL_SECONDS)
-                return {"seconds": time.perf_counter() - began}
-            finally:
-                self._stop(process)
+            with started([*launch, *script], output, _ENVIRONMENT) as process:
+                try:
+                    while not is_there():
+                        seconds = time.perf_counter() - began
+                        if process.poll() is not None or seconds > _MOST_SECONDS:
+                            output.seek(0)
+                            said = output.read().decode("utf-8", "replace")
+                            raise failure(os.path.basename(script[0]), process.returncode, said)
+                        time.sleep(_POLL_SECONDS)
+                    return {"seconds": time.perf_counter() - began}
+                finally:
+                    _stop(process)
 
-    def _stop(self, process: subprocess.Popen) -> None:
-        """torchrun passes SIGTERM on to its workers and waits for them."""
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+
+def _stop(process: subprocess.Popen) -> None:
+    """torchrun passes SIGTERM on to its workers and waits for them."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_SECONDS_TO_STOP)

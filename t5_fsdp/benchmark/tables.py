@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from t5_fsdp.errors import UserError
+from t5_fsdp.files import is_special, write_atomically, write_json
 
 WIDTH = 80
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was measured.
+
+    Attributes:
+        figures: all of them, for JSON.
+        title: what the table is about, in a line.
+        header, rows: of the table.
+    """
+
+    figures: dict[str, Any]
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -34,30 +51,36 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_results(
-    results: dict[str, Any],
-    title: str,
-    header: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    json_file: Path | None,
-    markdown_file: Path | None,
+def write_result(
+    result: Result, json_file: Path | None, markdown_file: Path | None, unfinished: str = ""
 ) -> None:
     """To the files that were asked for.
 
+    Args:
+        unfinished: how far it has come, e.g. "2 of 5 rounds", which the files say as well; what
+            can't be written then is left to the end.
+
     Raises:
-        UserError: one can't be written.
+        UserError: a file can't be written.
     """
-    texts = {
-        json_file: lambda: json.dumps(results, indent=1) + "\n",
-        markdown_file: lambda: f"{title}\n\n{markdown_table(header, rows)}",
-    }
-    for path, make in texts.items():
-        if path is None:
-            continue
-        try:
-            path.write_text(make(), encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"{path} can't be written ({error.strerror}); give another") from None
+    files = [path for path in (json_file, markdown_file) if path is not None]
+    if unfinished and any(is_special(path) for path in files):  # a pipe gets it once
+        return
+    figures, title = result.figures, result.title
+    if unfinished:
+        figures, title = {**figures, "unfinished": unfinished}, f"{title}; only {unfinished}"
+    try:
+        if json_file is not None:
+            write_json(json_file, figures)
+        if markdown_file is not None:
+            table = markdown_table(result.header, result.rows)
+            write_atomically(markdown_file, [f"{title}\n\n{table}"])
+    except OSError as error:
+        if unfinished:
+            return
+        raise UserError(
+            f"{error.filename} can't be written ({error.strerror}); give another"
+        ) from None
 
 
 def number(value: float | None, form: str = ",.0f", unit: str = "") -> str:

@@ -13,9 +13,11 @@ import numpy as np
 from t5_fsdp.config import COMPILED_WIDTH_MULTIPLE
 from t5_fsdp.data.tokenized import TokenizedSplit, flatten
 from t5_fsdp.errors import UserError
+from t5_fsdp.seeding import derive_seed
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedTokenizerBase
 
     from t5_fsdp.data.batching import SpecialIds
     from t5_fsdp.model.build import ModelSpec
@@ -107,6 +109,17 @@ class Workload:
         """As `config.width_multiple` chooses it."""
         return COMPILED_WIDTH_MULTIPLE if self.parallel.get("compile") else 1
 
+    def check_micro_batch(self) -> None:
+        """Raises UserError where an example alone has more than `micro_batch_tokens`."""
+        sources, targets = (np.diff(p[1]) for p in (self.examples.sources, self.examples.targets))
+        longest = int((sources + targets).max())
+        if longest > self.micro_batch_tokens:
+            raise UserError(
+                f"--micro_batch_tokens is {self.micro_batch_tokens}, but an example has {longest} "
+                f"tokens; raise it to {longest}, or lower --max_source_tokens or "
+                "--max_target_tokens"
+            )
+
     def special(self) -> SpecialIds:
         """Ids for collation."""
         from t5_fsdp.data.batching import SpecialIds
@@ -127,28 +140,38 @@ class Workload:
         return model.train()
 
     def weights(self, device: torch.device) -> dict[str, torch.Tensor]:
-        """Random weights; on a GPU they are drawn there, which is a hundred times faster."""
+        """The random weights of all contestants, on `device`.
+
+        For GPUs they are drawn on one, which is a hundred times faster: see `random_weight`.
+        """
         from t5_fsdp.model.build import build_on_meta, draw_weights, unique_state_dict
 
-        if device.type == "cpu":
+        if self.device == "cpu":
             return draw_weights(self.spec(), self.seed)
         import torch
 
-        generator = torch.Generator(device).manual_seed(self.seed)
-        made = {}
-        for name, weight in unique_state_dict(build_on_meta(self.spec())).items():
-            tensor = torch.empty_like(weight, device=device)
-            made[name] = random_weight(name, tensor, generator)
-        return made
+        drawn_on = torch.device(self.device)
+        return {
+            name: random_weight(name, weight.shape, self.seed, drawn_on).to(device)
+            for name, weight in unique_state_dict(build_on_meta(self.spec())).items()
+        }
 
 
-def random_weight(name: str, tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Fill a weight of a T5 with values of about the size that transformers draws."""
-    if tensor.ndim == 1:
-        return tensor.fill_(1.0)
-    if "shared" in name or "relative_attention_bias" in name:
-        return tensor.normal_(generator=generator)
-    return tensor.normal_(std=0.5 * tensor.shape[1] ** -0.5, generator=generator)
+def random_weight(
+    name: str, shape: torch.Size, seed: int, device: torch.device | str
+) -> torch.Tensor:
+    """A whole weight of a T5, with values of about the size that transformers draws.
+
+    A function of these alone, so that ranks of one kind of GPU draw the same without talking.
+    """
+    import torch
+
+    if len(shape) == 1:
+        return torch.ones(shape, device=device)
+    generator = torch.Generator(device).manual_seed(derive_seed(seed, "benchmark", name))
+    is_table = "shared" in name or "relative_attention_bias" in name
+    std = 1.0 if is_table else 0.5 * shape[1] ** -0.5
+    return torch.empty(shape, device=device).normal_(std=std, generator=generator)
 
 
 def random_examples(
@@ -184,17 +207,41 @@ def random_examples(
     return Examples(parts[0], parts[1])
 
 
+def load_fitting_tokenizer(name: str, vocab: int) -> PreTrainedTokenizerBase:
+    """As `load_tokenizer`.
+
+    Args:
+        vocab: the model's vocab_size.
+
+    Raises:
+        UserError: there is no such tokenizer, or it has more tokens than the model.
+    """
+    from t5_fsdp.data.tokenization import load_tokenizer
+
+    tokenizer = load_tokenizer(name)
+    if len(tokenizer) > vocab:
+        raise UserError(
+            f"--tokenizer {name} has {len(tokenizer)} tokens, but the model's vocab_size is "
+            f"{vocab}; give --model_config '{{\"vocab_size\": {len(tokenizer)}}}'"
+        )
+    return tokenizer
+
+
 def read_examples(
-    texts: Path, tokenizer: str, max_source_tokens: int, max_target_tokens: int
+    texts: Path, tokenizer: str, vocab: int, *, max_source_tokens: int, max_target_tokens: int
 ) -> Examples:
     """The pairs of a jsonl file with `document` and `summary`, tokenized with T5's prefix.
 
-    Raises:
-        UserError: the file can't be read, or a line has not the two texts.
-    """
-    from t5_fsdp.data.tokenization import Encoder, load_tokenizer, with_prefix
+    Args:
+        vocab: the model's vocab_size.
 
-    encoder = Encoder(load_tokenizer(tokenizer))
+    Raises:
+        UserError: the file can't be read, a line has not the two texts, or the tokenizer does not
+            fit the model.
+    """
+    from t5_fsdp.data.tokenization import Encoder, with_prefix
+
+    encoder = Encoder(load_fitting_tokenizer(tokenizer, vocab))
     rows = read_pairs(texts)
     sources = encoder.encode([with_prefix(row["document"], PREFIX) for row in rows])
     targets = encoder.encode([row["summary"] for row in rows])
@@ -219,17 +266,25 @@ def read_pairs(
                 if limit is not None and number > limit:
                     break
                 row = json.loads(line)
-                rows.append({name: str(row[name]) for name in ("document", "summary")})
+                rows.append({name: _text(row[name]) for name in ("document", "summary")})
     except OSError as error:
-        raise UserError(f"{option} {path} can't be read ({error.strerror})") from None
+        raise UserError(
+            f"{option} {path} can't be read ({error.strerror}); give a jsonl file"
+        ) from None
     except (ValueError, KeyError, TypeError):
         raise UserError(
-            f"{option} {path}, line {len(rows) + 1}: each line must be a JSON object with "
-            "'document' and 'summary'"
+            f"{option} {path}, line {len(rows) + 1}: each line must be a JSON object with texts "
+            "'document' and 'summary' that are not empty; mend or delete it"
         ) from None
     if not rows:
-        raise UserError(f"{option} {path} is empty")
+        raise UserError(f"{option} {path} is empty; give a jsonl file with a pair a line")
     return rows
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError
+    return value
 
 
 def mean_lengths(examples: Examples) -> tuple[float, float]:

@@ -11,12 +11,12 @@ import functools
 import json
 import os
 import platform
-import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from t5_fsdp.cli import benchmark_modes
+from t5_fsdp.cli import benchmark_checks, benchmark_modes
 from t5_fsdp.cli.process import Session, run
 from t5_fsdp.console import Console
 from t5_fsdp.errors import UserError
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from t5_fsdp.benchmark.comparison import Outcome
     from t5_fsdp.benchmark.workload import Examples, Workload
 
-_REFERENCE = "bare"
 MODES = ("train", "generate", "data", "checkpoint", "startup")
 # Of the comparison in docs/performance.md.
 _MODEL = {
@@ -46,12 +45,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _benchmark(argv: Sequence[str], session: Session) -> None:
+    began = time.monotonic()
+    session.is_resumable = False
     options = _parser().parse_args(list(argv))
-    _check(options)
-    _settle(options)
+    benchmark_checks.settle(options, _MODEL)
     console = session.console
     if options.suite == "gpu":
-        benchmark_modes.gpu_suite(options, console)
+        benchmark_modes.gpu_suite(options, console, began)
     elif options.mode == "train":
         _train(options, console)
     elif options.mode == "generate":
@@ -77,7 +77,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--tiny", action="store_true", help="--suite gpu: the same on a model for any CPU.")
     add("--only", metavar="REGEX", help="--suite gpu: rows with a title like this.")
     add("--limit_seconds", type=float, metavar="S",
-        help="--suite gpu: what has not begun by then is left out.")  # fmt: skip
+        help="--suite gpu: how long it may take; what is not done by then is left out; without "
+        f"it: {benchmark_modes.GPU_SUITE_SECONDS:.0f}.")  # fmt: skip
     add("--world_size", type=int, metavar="N",
         help="Processes of each contestant; without it: one a GPU, or two on a CPU.")  # fmt: skip
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="Where they compute.")
@@ -85,13 +86,16 @@ def _parser() -> argparse.ArgumentParser:
         help="train: which ones, of fsdp2, ddp, bare, seq2seq, seq2seq_grouped, lightning, "
         "tutorial; all: those whose packages are installed.")  # fmt: skip
     add("--reference", metavar="A",
-        help=f"train: what the ratios are to; without it: {_REFERENCE}, or the first.")  # fmt: skip
+        help="train: what the ratios are to; without it: "
+        f"{benchmark_checks.REFERENCE}, or the first.")  # fmt: skip
     add("--texts", type=Path, metavar="FILE",
         help="jsonl with document and summary; without it: random token ids.")  # fmt: skip
     add("--tokenizer", metavar="DIR", help="For texts: a tokenizer's folder or Hub id.")
     add("--checkpoint", type=Path, metavar="DIR",
         help="generate: Hugging Face folder; without it: random weights.")  # fmt: skip
-    add("--examples", type=int, default=256, metavar="N", help="generate, data: how many.")
+    add("--examples", type=int, metavar="N",
+        help="generate, data: how many; without it: "
+        f"{' and '.join(f'{n:,}' for n in benchmark_checks.EXAMPLES.values())}.")  # fmt: skip
     add("--num_beams", type=int, default=4, metavar="N", help="generate: of beam search.")
     add("--max_new_tokens", type=int, default=32, metavar="N", help="generate: longest summary.")
     add("--folder", type=Path, metavar="DIR",
@@ -124,91 +128,32 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-_AT_LEAST_ONE = (
-    "world_size", "global_batch_size", "micro_batch_tokens", "max_source_tokens",
-    "max_target_tokens", "source_tokens", "target_tokens", "rounds", "steps", "threads",
-    "examples", "num_beams", "max_new_tokens",
-)  # fmt: skip
-
-
-def _check(options: Any) -> None:
-    """Raises UserError, of all problems at once."""
-    problems = [
-        f"--{name} is {getattr(options, name)}; give a whole number above 0"
-        for name in _AT_LEAST_ONE
-        if getattr(options, name) is not None and getattr(options, name) < 1
-    ]
-    if options.warmup_steps < 0:
-        problems.append(f"--warmup_steps is {options.warmup_steps}; give 0 or more")
-    problems += _text_problems(options)
-    for name in ("json", "markdown"):
-        path = getattr(options, name)
-        if path is not None and not path.absolute().parent.is_dir():
-            problems.append(f"--{name} {path}: there is no folder {path.absolute().parent}")
-    problems += _model_problems(options)
-    problems += _suite_problems(options)
-    if problems:
-        raise UserError(*problems)
-
-
-def _text_problems(options: Any) -> list[str]:
-    """The options that a mode needs, or that belong together."""
-    problems = []
-    if options.mode == "data":
-        if options.tokenizer is None:
-            problems.append("--mode data needs --tokenizer, a folder or Hub id")
-    elif options.mode == "generate":
-        if options.texts is None:
-            problems.append("--mode generate needs --texts, a jsonl file")
-        if options.checkpoint is None and options.tokenizer is None:
-            problems.append("--mode generate needs --checkpoint, or --tokenizer for random weights")
-    elif (options.texts is None) != (options.tokenizer is None):
-        problems.append("--texts and --tokenizer belong together; give both, or none")
-    if options.checkpoint is not None and not options.checkpoint.is_dir():
-        problems.append(f"--checkpoint {options.checkpoint} is no folder; export_hf writes one")
-    if options.folder is not None and not options.folder.is_dir():
-        problems.append(f"--folder {options.folder} is no folder; make it, or leave it out")
-    return problems
-
-
-def _suite_problems(options: Any) -> list[str]:
-    from t5_fsdp.benchmark.gpu_suite import chosen_rows
-
-    if options.limit_seconds is not None and not options.limit_seconds > 0:
-        return [f"--limit_seconds is {options.limit_seconds}; give a number above 0"]
-    try:
-        chosen = chosen_rows(options.only)
-    except re.error as error:
-        return [f"--only {options.only} is no regular expression ({error})"]
-    return [] if chosen else [f"--only {options.only} matches no row; run it without, to see them"]
-
-
-def _model_problems(options: Any) -> list[str]:
-    try:
-        values = json.loads(options.model_config)
-    except ValueError as error:
-        return [f"--model_config {options.model_config} is no JSON ({error})"]
-    if not isinstance(values, dict):
-        return [
-            f'--model_config {options.model_config} is no mapping; give e.g. {{"d_model": 512}}'
-        ]
-    vocab = values.get("vocab_size", _MODEL["vocab_size"])
-    # Random ids leave out those of padding, end and the unknown mark.
-    if not isinstance(vocab, int) or vocab < 8:
-        return [f"vocab_size of --model_config is {vocab!r}; give a whole number above 7"]
-    return []
-
-
 def _train(options: Any, console: Console) -> None:
-    from t5_fsdp.benchmark.comparison import Schedule, compare
-    from t5_fsdp.benchmark.tables import text_table, write_results
+    from t5_fsdp.benchmark.comparison import OUT_OF_MEMORY, Schedule, compare
+    from t5_fsdp.benchmark.tables import Result, text_table, write_result
 
-    names = _chosen(options)
+    names = options.contestants
     workload = _workload(options)
+    workload.check_micro_batch()
     keep_alive = (
         options.device == "cpu" if options.keep_alive == "auto" else options.keep_alive == "true"
     )
-    console.say(_describe(options, workload))
+    title, peak = _describe(options, workload), _peak_flops(options)
+    console.say(title)
+
+    def result(outcomes: dict[str, Outcome]) -> Result:
+        figures = {name: _figures(name, outcomes, options.reference, peak) for name in names}
+        work = _describe_json(options, workload)
+        return Result(
+            {"mode": "train", "work": work, "contestants": figures},
+            title,
+            ["", "tokens/s", f"x {options.reference}", "MFU", "padding", "peak memory"],
+            [_row(name, outcomes, options.reference, peak) for name in names],
+        )
+
+    def keep(number: int, outcomes: dict[str, Outcome]) -> None:
+        benchmark_modes.keep(result(outcomes), options, number, options.rounds, "rounds")
+
     outcomes = compare(
         workload,
         options.world_size,
@@ -216,86 +161,19 @@ def _train(options: Any, console: Console) -> None:
         Schedule(options.rounds, options.steps, options.warmup_steps, keep_alive=keep_alive),
         console,
         threads=options.threads,
+        after_round=keep,
     )
-    peak = _peak_flops(options)
-    header = ["", "tokens/s", f"x {options.reference}", "MFU", "padding", "peak memory"]
-    rows = [_row(name, outcomes, options.reference, peak) for name in names]
-    console.say("\n" + text_table(header, rows))
-    results = {
-        "mode": "train",
-        "work": _describe_json(options, workload),
-        "contestants": {name: _figures(name, outcomes, options.reference, peak) for name in names},
-    }
-    write_results(
-        results, _describe(options, workload), header, rows, options.json, options.markdown
-    )
-    if all(outcome.failure for outcome in outcomes.values()):
+    final = result(outcomes)
+    console.say("\n" + text_table(final.header, final.rows))
+    write_result(final, options.json, options.markdown)
+    failures = {outcome.failure for outcome in outcomes.values()}
+    if failures == {OUT_OF_MEMORY}:
+        raise UserError(
+            "no contestant fits into memory; lower --global_batch_size and --micro_batch_tokens, "
+            "or give a smaller --model_config"
+        )
+    if None not in failures:
         raise RuntimeError("every contestant failed")
-
-
-def _chosen(options: Any) -> list[str]:
-    """Settle the reference too.
-
-    Raises:
-        UserError: a name is unknown, or twice there; the reference is not among them.
-    """
-    from t5_fsdp.benchmark.comparison import CONTESTANTS
-
-    names = options.contestants.split(",")
-    if options.contestants == "all":
-        names = [name for name, contestant in CONTESTANTS.items() if not contestant.missing()]
-    for name in names:
-        if name not in CONTESTANTS or names.count(name) > 1:
-            raise UserError(
-                f"--contestants {options.contestants}: {name!r} is unknown or there twice; choose "
-                f"of {', '.join(CONTESTANTS)}"
-            )
-    if options.reference is None:
-        options.reference = _REFERENCE if _REFERENCE in names else names[0]
-    if options.reference not in names:
-        raise UserError(
-            f"--reference {options.reference} is not measured; give one of {', '.join(names)}"
-        )
-    return names
-
-
-def _settle(options: Any) -> None:
-    """Fill in what depends on the machine.
-
-    Raises:
-        UserError: there are not as many GPUs as ranks, or other trainers could not share a batch.
-    """
-    num_gpus = 0
-    if options.device != "cpu":
-        import torch
-
-        num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if options.suite == "gpu":
-        options.world_size = 1
-    elif options.world_size is None:
-        options.world_size = num_gpus or 2
-    if options.device == "auto":
-        options.device = "cuda" if num_gpus >= options.world_size else "cpu"
-    if options.suite == "gpu" and options.device == "cpu" and not options.tiny:
-        raise UserError(
-            "--suite gpu trains T5-large and T5-3B, and there is no GPU here; --tiny does the same "
-            "with a model for any CPU"
-        )
-    if options.device == "cuda" and num_gpus < options.world_size:
-        raise UserError(
-            f"--device cuda with {options.world_size} processes, but there are {num_gpus} GPUs; "
-            "lower --world_size, or give --device cpu"
-        )
-    if options.global_batch_size % options.world_size:
-        raise UserError(
-            f"--global_batch_size is {options.global_batch_size}, which {options.world_size} ranks "
-            "can't share evenly, as other trainers have to; give a multiple of --world_size"
-        )
-    if options.threads is None and options.device == "cpu":
-        from t5_fsdp.evaluation.workers import num_cores
-
-        options.threads = max(1, num_cores() // options.world_size)
-    options.model = {**_MODEL, **json.loads(options.model_config)}
 
 
 def _workload(options: Any) -> Workload:
@@ -320,7 +198,7 @@ def _examples(options: Any, vocab: int) -> Examples:
 
     lengths = {name: getattr(options, name) for name in ("max_source_tokens", "max_target_tokens")}
     if options.texts is not None:
-        return read_examples(options.texts, options.tokenizer, **lengths)
+        return read_examples(options.texts, options.tokenizer, vocab, **lengths)
     return random_examples(
         max(_RANDOM_EXAMPLES, options.global_batch_size),
         vocab,

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from t5_fsdp.console import Console
+from t5_fsdp.errors import UserError
 
 if TYPE_CHECKING:
+    from t5_fsdp.benchmark.gpu_suite import Measured
     from t5_fsdp.benchmark.rounds import Figures
+    from t5_fsdp.benchmark.tables import Result
     from t5_fsdp.benchmark.workload import Workload
 
 _TURN_SECONDS = 3600.0
-_GPU_SUITE_SECONDS = 440.0
+# Of eight minutes: what hangs at the end takes some seconds more.
+GPU_SUITE_SECONDS = 440.0
 
 
 def generate(options: Any, console: Console) -> None:
@@ -151,26 +154,37 @@ def _measure(
         base: the contestant that they are taken to.
     """
     from t5_fsdp.benchmark.rounds import measure_in_turn, medians, ratio
-    from t5_fsdp.benchmark.tables import text_table, write_results
+    from t5_fsdp.benchmark.tables import Result, text_table, write_result
 
-    found = measure_in_turn(contestants, options.rounds, console)
-    other = found[list(found)[base]]
-    names = list(next(iter(found.values()))[0])
-    header = ["", *(_short(name) for name in names), f"x {_short(reference)}"]
-    rows, results = [], {}
-    for title, rounds in found.items():
-        middle, times = medians(rounds), ratio(rounds, other, reference)
-        rows.append([title, *(_cell(n, middle[n]) for n in names), f"{times:.2f}"])
-        results[title] = {"medians": middle, f"ratio_of_{reference}": times, "rounds": rounds}
-    console.say("\n" + text_table(header, rows))
-    write_results(
-        {"mode": options.mode, "contestants": results, **(extra or {})},
-        f"benchmark --mode {options.mode}, medians of {options.rounds}",
-        header,
-        rows,
-        options.json,
-        options.markdown,
-    )
+    def result(found: Mapping[str, list[Figures]]) -> Result:
+        other = found[list(found)[base]]
+        names = list(other[0])
+        rows, results = [], {}
+        for title, rounds in found.items():
+            middle, times = medians(rounds), ratio(rounds, other, reference)
+            rows.append([title, *(_cell(n, middle[n]) for n in names), f"{times:.2f}"])
+            results[title] = {"medians": middle, f"ratio_of_{reference}": times, "rounds": rounds}
+        return Result(
+            {"mode": options.mode, "contestants": results, **(extra or {})},
+            f"benchmark --mode {options.mode}, medians of {len(other)}",
+            ["", *(_short(name) for name in names), f"x {_short(reference)}"],
+            rows,
+        )
+
+    def after_round(number: int, found: Mapping[str, list[Figures]]) -> None:
+        keep(result(found), options, number, options.rounds, "rounds")
+
+    final = result(measure_in_turn(contestants, options.rounds, console, after_round))
+    console.say("\n" + text_table(final.header, final.rows))
+    write_result(final, options.json, options.markdown)
+
+
+def keep(result: Result, options: Any, done: int, total: int, unit: str) -> None:
+    """Write what there is so far, so that a benchmark that is stopped was not for nothing."""
+    from t5_fsdp.benchmark.tables import write_result
+
+    if done < total:
+        write_result(result, options.json, options.markdown, f"{done} of {total} {unit}")
 
 
 _SHORT = {
@@ -195,30 +209,60 @@ def _cell(name: str, value: float) -> str:
     return f"{value:,.2f}" + (" s" if name.endswith("seconds") else "")
 
 
-def gpu_suite(options: Any, console: Console) -> None:
-    """One table about one GPU."""
+def gpu_suite(options: Any, console: Console, began: float) -> None:
+    """One table about one GPU.
+
+    Args:
+        began: when the command did, by `time.monotonic()`.
+    """
     from t5_fsdp.benchmark import gpu_suite as suite
-    from t5_fsdp.benchmark.tables import number, text_table, write_results
+    from t5_fsdp.benchmark.tables import text_table, write_result
     from t5_fsdp.benchmark.world import device_name
     from t5_fsdp.model.devices import peak_flops
 
     name = device_name(options.device)
     peak = peak_flops(name, "bf16")
-    console.say(f"{name}; every row trains for some steps on random weights and token ids")
+    num_rows = len(suite.chosen_rows(options.only))
+    console.say(
+        f"{name}; every row trains for some steps on random weights and token ids; peak and "
+        "planned memory in GiB"
+    )
     measured = suite.measure(
         options.device,
         tiny=options.tiny,
         only=options.only,
-        total_seconds=options.limit_seconds or _GPU_SUITE_SECONDS,
+        deadline=began + (options.limit_seconds or GPU_SUITE_SECONDS),
         console=console,
+        after_row=lambda done: keep(
+            _suite_result(done, name, peak), options, len(done), num_rows, "rows"
+        ),
     )
-    header = ["", "ms/step", "tokens/s", "MFU", "peak GiB", "planned"]
+    final = _suite_result(measured, name, peak)
+    notes = [f"{item.row.title}: {item.note}" for item in measured if item.note]
+    console.say("\n" + "\n".join([text_table(final.header, final.rows), *notes]))
+    write_result(final, options.json, options.markdown)
+    if all(item.segment is None for item in measured):
+        text = f"no row could be measured: {measured[0].note}"
+        if any(item.short_note == "failed" for item in measured):
+            raise RuntimeError(text)
+        raise UserError(f"{text}; raise --limit_seconds, or choose smaller rows by --only")
+
+
+def _suite_result(measured: Sequence[Measured], device: str, peak: float | None) -> Result:
+    """The table about it.
+
+    Args:
+        device: its name.
+        peak: its FLOPs a second in bf16, where they are known.
+    """
+    from t5_fsdp.benchmark.tables import Result, number
+
     rows: list[Sequence[str]] = []
     for item in measured:
         segment = item.segment
         planned = number(None if item.planned_bytes is None else item.planned_bytes / 2**30, ".1f")
         if segment is None:
-            rows.append([item.row.title, "", item.note[:24], "", "", planned])
+            rows.append([item.row.title, "", item.short_note, "", "", planned, ""])
             continue
         rows.append(
             [
@@ -228,16 +272,12 @@ def gpu_suite(options: Any, console: Console) -> None:
                 number(item.mfu(peak), ".1%"),
                 f"{segment.peak_memory_bytes / 2**30:.1f}",
                 planned,
+                str(item.compiled_graphs) if item.row.compiled else "",
             ]
         )
-    console.say("\n" + text_table(header, rows))
-    write_results(
-        {"suite": "gpu", "device": name, "rows": [item.to_json(peak) for item in measured]},
-        f"benchmark --suite gpu on {name}",
-        header,
+    return Result(
+        {"suite": "gpu", "device": device, "rows": [item.to_json(peak) for item in measured]},
+        f"benchmark --suite gpu on {device}",
+        ["", "ms/step", "tokens/s", "MFU", "peak", "planned", "graphs"],
         rows,
-        options.json,
-        options.markdown,
     )
-    if all(item.segment is None for item in measured):
-        raise RuntimeError("no row could be measured: " + json.dumps(measured[0].note))

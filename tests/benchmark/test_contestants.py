@@ -6,16 +6,19 @@ import dataclasses
 import importlib.util
 import json
 import math
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from t5_fsdp.benchmark.clock import Segment, joined
 from t5_fsdp.benchmark.comparison import CONTESTANTS, train_function
-from t5_fsdp.benchmark.ranks import RankFailed, Ranks
-from t5_fsdp.benchmark.workload import Workload, random_examples
+from t5_fsdp.benchmark.ranks import RankFailed, Ranks, Turns, report
+from t5_fsdp.benchmark.workload import Examples, Workload, random_examples
 
 MODEL = {
     "vocab_size": 128, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4,
@@ -104,6 +107,94 @@ def test_bf16_is_computed_by_all_that_compare(ranks: Ranks) -> None:
         assert losses[1] != exact[1]
 
 
+def drawn(engine: str, workload: Workload) -> dict[str, Any]:
+    """On a rank: the whole model as it begins on GPUs, where each rank draws."""
+    import torch
+
+    from t5_fsdp.benchmark import ours
+    from t5_fsdp.benchmark.world import entered_world
+    from t5_fsdp.config import ParallelConfig
+    from t5_fsdp.model.build import build_on_meta
+    from t5_fsdp.parallel.common import local_part, stored_tensors
+    from t5_fsdp.parallel.engine import parallelize
+
+    with entered_world("cpu") as world:
+        options: Any = ParallelConfig(engine=engine, param_dtype="fp32")  # type: ignore[arg-type]
+        made = parallelize(build_on_meta(workload.spec()), options, world)
+        made.materialize()
+        ours.fill(made, workload.seed, torch.device("cpu"))
+        held = {n: local_part(t).numel() for n, t in stored_tensors(made.model).items()}
+        full = made.gather_full(torch.float32)
+        return {"held": held, "weights": {name: t.numpy() for name, t in full.items()}}
+
+
+def test_weights_drawn_on_gpus_are_the_same_on_all_ranks_and_for_all(ranks: Ranks) -> None:
+    import torch
+
+    from t5_fsdp.benchmark.workload import random_weight
+
+    workload = make_workload()
+    (ddp, other), (fsdp2, _) = (ranks.run(120, drawn, e, workload) for e in ("ddp", "fsdp2"))
+    assert 0 < sum(fsdp2["held"].values()) < 0.6 * sum(ddp["held"].values())
+    assert ddp["weights"].keys() == workload.weights(torch.device("cpu")).keys()
+    for name, weight in ddp["weights"].items():
+        expected = random_weight(name, torch.Size(weight.shape), workload.seed, "cpu").numpy()
+        for others in (other, fsdp2):
+            np.testing.assert_array_equal(weight, others["weights"][name])
+        np.testing.assert_array_equal(weight, expected)
+    for first, second in (("q", "k"), ("q", "o")):
+        names = [f"encoder.block.0.layer.0.SelfAttention.{n}.weight" for n in (first, second)]
+        assert not np.array_equal(*(ddp["weights"][name] for name in names))
+
+
+@pytest.mark.parametrize("name", ["lightning", "seq2seq"])
+def test_counts_go_on_through_the_epochs(name: str) -> None:
+    # An epoch is two steps of half the examples; of two steps that belong to different epochs
+    # the same examples would be counted as of one if the counts began anew.
+    lengths = 2 ** np.arange(8)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    part = np.full(offsets[-1], 5, np.int32), offsets
+    workload = dataclasses.replace(
+        make_workload(), examples=Examples(part, part), global_batch_size=4
+    )
+    clock = {"warmup_steps": 0, "segment_steps": 2, "segments": 6}
+    contestant = CONTESTANTS[name]
+    if package := contestant.missing():
+        pytest.skip(f"{package} is not installed")
+    with Ranks(1, environment={"CUDA_VISIBLE_DEVICES": ""}, threads=1, quiet=True) as one:
+        turns = Turns(one, 120, train_function(contestant.module), workload, clock,
+                      *contestant.arguments)  # fmt: skip
+        segments = [turns.take()[0] for _ in range(clock["segments"])]
+        turns.end()
+    # Steps 2 and 3, then 5 and 6, and so on: every other segment has both steps of an epoch.
+    whole = [segment.source_tokens for segment in segments[1::2]]
+    assert whole == [255] * 3
+    assert any(segment.source_tokens != 255 for segment in segments[::2])
+
+
+def slow(seconds: float) -> None:
+    for _ in range(2):
+        time.sleep(seconds)
+        report(None)
+    time.sleep(seconds)
+
+
+def test_turns_have_one_deadline() -> None:
+    with Ranks(1, preload=()) as one:
+        one.run(60, slow_start)
+        began = time.monotonic()
+        turns = Turns(one, 60, slow, 0.7, deadline=began + 1.0)
+        with pytest.raises(RankFailed, match="did not answer"):
+            turns.take()
+            turns.end()
+        assert time.monotonic() - began >= 1.0
+        assert one.is_closed
+
+
+def slow_start() -> None:
+    """Nothing, once the process is there."""
+
+
 def fail(kind: str) -> None:
     import os
 
@@ -154,6 +245,22 @@ def test_the_command_writes_table_json_and_markdown(tmp_path: Path, capsys: Any)
     ("options", "said"),
     [
         (["--rounds", "0"], "--rounds is 0"),
+        (["--world_size", "-1"], "--world_size is -1"),
+        (["--world_size", "1024", "--global_batch_size", "1024", "--device", "cpu"], "at most"),
+        (["--threads", "4096", "--device", "cpu"], "--threads is 4096"),
+        (["--global_batch_size", "100000000"], "--global_batch_size is 100000000"),
+        (["--seed", "-1"], "--seed is -1"),
+        (["--mode", "trian"], "'trian'"),
+        (["--suite", "gpus"], "'gpus'"),
+        (["--model_config", '{"model_type": "bart"}'], "model_type"),
+        (["--model_config", '{"d_model": -4}'], "--model_config: d_model is -4"),
+        (["--model_config", '{"dmodel": 4}'], "--model_config: dmodel"),
+        (["--micro_batch_tokens", "100", "--device", "cpu"], "--micro_batch_tokens is 100"),
+        (["--mode", "data", "--tokenizer", "no/such/folder"], "no/such/folder"),
+        (["--mode", "generate", "--texts", "y", "--checkpoint", "tests"], "no tokenizer files"),
+        (["--json", "/dev/null/b.json", "--device", "cpu"], "can't be written"),
+        (["--markdown", "tests", "--device", "cpu"], "--markdown tests is a folder"),
+        (["--json", "b", "--markdown", "b", "--device", "cpu"], "give two files"),
         (["--steps", "x"], "--steps"),
         (["--nonsense"], "--nonsense"),
         (["--global_batch_size", "7", "--device", "cpu"], "multiple of --world_size"),
@@ -169,7 +276,6 @@ def test_the_command_writes_table_json_and_markdown(tmp_path: Path, capsys: Any)
         (["--suite", "gpu", "--only", "xyz"], "matches no row"),
         (["--mode", "data"], "--tokenizer"),
         (["--mode", "generate", "--checkpoint", "tests"], "--texts"),
-        (["--json", "/nowhere/b.json"], "there is no folder"),
         (["--contestants", "bare,bare"], "there twice"),
         (["--device", "cuda", "--world_size", "64", "--global_batch_size", "64"], "GPUs"),
         (["--texts", "none.jsonl", "--tokenizer", "nowhere"], "nowhere"),
@@ -182,6 +288,54 @@ def test_a_wrong_option_is_one_line(options: list[str], said: str, capsys: Any) 
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert lines[0].startswith("error: ") and said in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "said"),
+    [
+        ([], "", "is empty"),
+        ([], '{"document": "a", "summary": " "}', "line 1"),
+        ([], "[1]", "line 1"),
+        ([], "\udcff", "line 1"),
+        (["--mode", "generate"], '{"document": "a"}', "line 1"),
+        (["--model_config", '{"vocab_size": 100}'], '{"document": "a", "summary": "b"}', "is 100"),
+        (["--mode", "generate", "--model_config", '{"vocab_size": 100}'],
+         '{"document": "a", "summary": "b"}', "--model_config '{"),
+    ],
+)  # fmt: skip
+def test_wrong_texts_and_tokenizers_are_one_line(
+    options: list[str], text: str, said: str, tmp_path: Path, corpus: Path, capsys: Any
+) -> None:
+    from t5_fsdp.cli.benchmark import main
+
+    texts = tmp_path / "texts.jsonl"
+    texts.write_bytes(text.encode("utf-8", "surrogateescape"))
+    tokenizer = str(corpus / "tokenizer")
+    assert main([*options, "--device", "cpu", "--texts", str(texts), "--tokenizer", tokenizer]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and said in line and ("texts" in line or tokenizer in line)
+
+
+@pytest.mark.parametrize(
+    ("options", "package"),
+    [
+        (["--mode", "generate", "--texts", "x", "--checkpoint", "tests"], "accelerate"),
+        (["--mode", "generate", "--texts", "x", "--checkpoint", "tests"], "rouge_score"),
+        (["--mode", "data", "--tokenizer", "x"], "datasets"),
+        (["--mode", "startup"], "jsonargparse"),
+        (["--contestants", "bare,lightning"], "lightning"),
+        (["--contestants", "seq2seq"], "accelerate"),
+    ],
+)
+def test_a_missing_package_is_one_line(
+    options: list[str], package: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    from t5_fsdp.cli.benchmark import main
+
+    monkeypatch.setitem(sys.modules, package, None)
+    assert main([*options, "--device", "cpu"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and f"the package {package}," in line and "install" in line
 
 
 def test_needed_packages_are_named() -> None:

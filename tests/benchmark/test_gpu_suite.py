@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from t5_fsdp.benchmark import gpu_suite
 from t5_fsdp.benchmark.gpu_suite import ROWS, chosen_rows, measure
+from t5_fsdp.benchmark.tables import text_table
+from t5_fsdp.cli.benchmark import main
 from t5_fsdp.console import Console
 from tests.conftest import ROOT
 
@@ -52,10 +58,13 @@ def check_rows(rows: list[dict[str, Any]]) -> None:
         real = row["source_tokens"] + row["target_tokens"]
         assert (row["planned_bytes"] or 0) > 0 or row["engine"] == "bare"
         assert row["padded_tokens"] == real or row["compiled"]  # widths are rounded up
+        # Blocks: the first of a stack and the others, of encoder and decoder. Rows share their
+        # code, and with it a limit of graphs.
+        assert row["compiled_graphs"] == (4 if row["compiled"] else 0)
 
 
 def test_it_runs_without_what_the_machine_lacks(tmp_path: Path) -> None:
-    quick = "^large, (bare|none|fsdp2), recompute none$|selective"
+    quick = "^large, (bare|unsharded|fsdp2)$|selective"
     rows = run_suite(tmp_path, "--only", quick)
     assert len(rows) == len(chosen_rows(quick)) == 5
     check_rows(rows)
@@ -71,13 +80,37 @@ def test_all_rows(tmp_path: Path) -> None:
 
 def test_what_has_no_time_left_says_so() -> None:
     measured = measure(
-        "cpu",
-        tiny=True,
-        only=None,
-        total_seconds=1.0,
-        console=Console(False),
+        "cpu", tiny=True, only=None, deadline=time.monotonic() + 1.0, console=Console(False)
     )
-    assert {item.note for item in measured} == {"no time left"}
+    assert {item.note for item in measured} == {"left out, no time is left"}
+    assert {item.short_note for item in measured} == {"left out"}
+
+
+def test_what_is_not_done_in_time_is_ended(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
+) -> None:
+    # Importing torch alone takes longer.
+    rows = tuple(dataclasses.replace(row, limit_seconds=1.0) for row in ROWS)
+    monkeypatch.setattr(gpu_suite, "ROWS", rows)
+    began = time.monotonic()
+    code = main(["--suite", "gpu", "--device", "cpu", "--tiny", "--only", "bare",
+                 "--json", str(tmp_path / "gpu.json")])  # fmt: skip
+    assert time.monotonic() - began < 30.0
+    shown = capsys.readouterr()
+    assert code == 2
+    assert re.fullmatch("error: no row could be measured: not done in 1 s; .*--only\n", shown.err)
+    table = shown.out.split("\n\n")[-1].splitlines()
+    assert max(map(len, table)) <= 80
+    assert " time " in table[2] and " time " in table[3]
+    assert table[-2:] == [
+        "large, bare: not done in 1 s", "3B, bare, recompute full: not done in 1 s"
+    ]  # fmt: skip
+
+
+def test_titles_differ_in_the_table() -> None:
+    shown = text_table(["", *["x" * width for width in (7, 8, 5, 5, 7, 6)]],
+                       [[row.title, *[""] * 6] for row in ROWS])  # fmt: skip
+    assert len(set(shown.splitlines()[2:])) == len(ROWS)
 
 
 def test_rows_have_names_of_their_own() -> None:

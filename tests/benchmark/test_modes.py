@@ -8,8 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from t5_fsdp.benchmark.commands import run_command
+from t5_fsdp.benchmark.data_preparation import group_by_length
 from t5_fsdp.benchmark.generation import GenerationWork, ours, seq2seq_trainer, write_random_model
 from t5_fsdp.benchmark.ranks import Ranks, Turns
 from t5_fsdp.benchmark.rounds import measure_in_turn, medians, ratio
@@ -17,6 +20,7 @@ from t5_fsdp.benchmark.saving import save
 from t5_fsdp.benchmark.tables import markdown_table, text_table
 from t5_fsdp.cli.benchmark import main
 from t5_fsdp.console import Console
+from t5_fsdp.errors import UserError
 from tests.benchmark.test_contestants import MODEL, make_workload
 from tests.conftest import make_pairs, write_jsonl
 
@@ -91,6 +95,31 @@ def test_tables() -> None:
     assert lines[2].startswith("aaa") and "~" in lines[2]
     assert lines[3].endswith("20.00    -")
     assert markdown_table(header, rows).splitlines()[1] == "|---|---|---|"
+
+
+@pytest.mark.parametrize("count", [100, 3000])
+def test_group_by_length_sorts_as_large_groups_as_transformers_does(count: int) -> None:
+    source = np.random.default_rng(0).permutation(count)
+    order = group_by_length(source)
+    assert sorted(order.tolist()) == list(range(count))
+    # Sorted within groups, whose first places may be exchanged, to begin with the longest.
+    size = min(count // (16 * 4), 50) * 16
+    assert size == {100: 16, 3000: 736}[count]
+    for start in range(0, count, size):
+        group = source[order[start : start + size]]
+        assert (np.diff(group[1:]) < 0).all()
+        assert start == 0 or source[order[start - 1]] < group[1]
+    assert source[order[0]] == count - 1
+
+
+def test_a_command_that_refuses_is_a_users_error(tmp_path: Path) -> None:
+    script = tmp_path / "refuse.py"
+    script.write_text("import sys\nsys.exit(sys.argv[1])\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"^too few rows \(so refuse.py says\)$"):
+        run_command([str(script), "error: too few rows"])
+    with pytest.raises(RuntimeError, match="Traceback"):
+        run_command([str(script), "Traceback"])
+    assert run_command(["-c", ""]).seconds > 0
 
 
 @pytest.mark.long

@@ -23,7 +23,9 @@ from typing import TYPE_CHECKING, Any
 from t5_fsdp.cli.options import Layers, check_own, layers_of_program, resolve
 from t5_fsdp.config import Config, DataConfig, cache_dir
 from t5_fsdp.data.given import Examples, GivenData, by_split, given_rows, show, write_given
-from t5_fsdp.data.sources import SPLITS, columns_of, source_problems
+from t5_fsdp.data.parts import SPLITS
+from t5_fsdp.data.rows import columns_of
+from t5_fsdp.data.source_checks import source_problems
 from t5_fsdp.errors import UserError
 
 if TYPE_CHECKING:
@@ -337,7 +339,7 @@ def _check(config: Config, given: Mapping[str, Examples] | None, metric: Metric 
 
 def _as_files(paths: Mapping[str, str]) -> dict[str, Any]:
     """Options of the data section that have the files of each split read."""
-    files = {f"{split}_files": [paths[split]] if split in paths else [] for split in SPLITS}
+    files = {f"{split}files_by_split": [paths[split]] if split in paths else [] for split in SPLITS}
     return {"source": "files", "dataset": None, "subset": None, "mixture": [], **files}
 
 

@@ -71,7 +71,7 @@ def measure_steps(engine: Any) -> dict[str, Any]:
     """Bytes that this rank holds, bytes in collectives, seconds a step."""
     from torch.profiler import ProfilerActivity, profile
 
-    from t5_fsdp.data.batching import SpecialIds, collate
+    from t5_fsdp.data.collation import SpecialIds, collate
     from t5_fsdp.training.optimizer import make_optimizer
 
     rng = np.random.default_rng(1)

@@ -13,7 +13,8 @@ from t5_fsdp.benchmark.clock import Clock
 from t5_fsdp.benchmark.ours import step_batches, tokens_of
 from t5_fsdp.benchmark.workload import Workload
 from t5_fsdp.benchmark.world import entered_world
-from t5_fsdp.data.batching import IGNORED_LABEL, MicroBatch, StepBatch
+from t5_fsdp.data.batching import StepBatch
+from t5_fsdp.data.collation import IGNORED_LABEL, MicroBatch
 from t5_fsdp.distributed import World
 from t5_fsdp.model.flops import T5Shape
 

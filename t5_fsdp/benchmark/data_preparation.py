@@ -13,7 +13,8 @@ import numpy as np
 
 from t5_fsdp.benchmark.commands import run_command
 from t5_fsdp.benchmark.rounds import Figures
-from t5_fsdp.data.batching import divide_batch, plan_epoch
+from t5_fsdp.data.batch_division import divide_batch
+from t5_fsdp.data.epoch_plan import plan_epoch
 from t5_fsdp.data.prepared import open_prepared
 
 ROOT = Path(__file__).parents[2]

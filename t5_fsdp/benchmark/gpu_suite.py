@@ -216,7 +216,7 @@ def planned_peak_bytes(row: Row, workload: Workload) -> int:
     from torch.distributed import HashStore
 
     from t5_fsdp.config import DataConfig, OptimizerConfig, ParallelConfig, TrainConfig
-    from t5_fsdp.data.batching import round_up
+    from t5_fsdp.data.batch_division import round_up
     from t5_fsdp.distributed import Launch, World
     from t5_fsdp.model.activations import MicroBatchShape
     from t5_fsdp.planning.memory import estimate_memory

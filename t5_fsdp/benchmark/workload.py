@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
-    from t5_fsdp.data.batching import SpecialIds
+    from t5_fsdp.data.collation import SpecialIds
     from t5_fsdp.model.build import ModelSpec
 
 PAD, END = 0, 1  # T5's
@@ -122,7 +122,7 @@ class Workload:
 
     def special(self) -> SpecialIds:
         """Ids for collation."""
-        from t5_fsdp.data.batching import SpecialIds
+        from t5_fsdp.data.collation import SpecialIds
 
         return SpecialIds(pad=PAD, decoder_start=PAD)
 

@@ -85,7 +85,7 @@ def examine(layers: Layers) -> Iterator[Finding]:
 
 def _read_config(layers: Layers) -> tuple[Config, list[Finding]]:
     """The configuration as far as it can be read, and what is wrong with it and its data."""
-    from t5_fsdp.data.sources import source_problems
+    from t5_fsdp.data.source_checks import source_problems
 
     has_config = bool(layers.files)
     found = look_over(layers, check_data=source_problems if has_config else None)

@@ -22,7 +22,7 @@ from t5_fsdp.cli.options import Extra, Layers, parse_layers, resolve
 from t5_fsdp.cli.prepare_data import prepare_on_all_ranks
 from t5_fsdp.cli.process import Session, run
 from t5_fsdp.config import Config, DataConfig, to_dict
-from t5_fsdp.data.sources import source_problems
+from t5_fsdp.data.source_checks import source_problems
 from t5_fsdp.errors import UserError
 from t5_fsdp.quantities import counted
 
@@ -256,7 +256,9 @@ def _examples_of_split(
     prepared = _prepared(config, stored_data, loaded, session)
     split = prepared.split(name)
     if split is None:
-        raise UserError(f"the data has no {name} split; give another split, or data.{name}_files")
+        raise UserError(
+            f"the data has no {name} split; give another split, or data.{name}files_by_split"
+        )
     return _Examples(
         rows=examples_of(split, np.arange(len(split))),
         sources=[split.source(index) for index in range(len(split))],
@@ -346,8 +348,9 @@ def _prepared(
 
 def _run_data(config: Config, folder: Path, session: Session) -> PreparedData | None:
     """The data as the run prepared it, or None where it is gone or its files have changed."""
+    from t5_fsdp.data.fingerprint import source_fingerprint
+    from t5_fsdp.data.parts import prepared_splits
     from t5_fsdp.data.prepared import find_prepared
-    from t5_fsdp.data.sources import prepared_splits, source_fingerprint
 
     assert session.world is not None
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from t5_fsdp.cli.options import Extra, parse_layers, resolve
 from t5_fsdp.cli.paths import check_paths
-from t5_fsdp.data.sources import source_problems
+from t5_fsdp.data.source_checks import source_problems
 from t5_fsdp.distributed import leave
 from t5_fsdp.errors import UserError
 from t5_fsdp.small_command import run_small

@@ -16,7 +16,8 @@ from t5_fsdp.cli.paths import check_paths
 from t5_fsdp.cli.process import Session, run
 from t5_fsdp.config import Config, cache_dir
 from t5_fsdp.console import Console
-from t5_fsdp.data.sources import SPLITS, prepared_splits, source_problems
+from t5_fsdp.data.parts import SPLITS, prepared_splits
+from t5_fsdp.data.source_checks import source_problems
 from t5_fsdp.files import write_json
 from t5_fsdp.quantities import counted
 

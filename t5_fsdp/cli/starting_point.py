@@ -12,13 +12,9 @@ from t5_fsdp.checkpoint.format import RunState, check_content, is_checkpoint, re
 from t5_fsdp.checkpoint.manager import StoredWeights
 from t5_fsdp.cli import run_folder
 from t5_fsdp.config import Config, to_dict, validation_problems, width_multiple
-from t5_fsdp.data.batching import (
-    Batches,
-    MixturePart,
-    SpecialIds,
-    StepBatches,
-    check_longest,
-)
+from t5_fsdp.data.batching import Batches, StepBatches, check_longest
+from t5_fsdp.data.collation import SpecialIds
+from t5_fsdp.data.epoch_plan import MixturePart
 from t5_fsdp.data.streaming import StreamBatches, stream_digest, stream_problem
 from t5_fsdp.data.tokenization import load_tokenizer, tokenizer_digest
 from t5_fsdp.errors import UserError

@@ -18,7 +18,7 @@ from t5_fsdp.cli.prepare_data import prepare_on_all_ranks, say_audit
 from t5_fsdp.cli.process import Session, run
 from t5_fsdp.config import Config, best_metric_problems, to_dict, width_multiple
 from t5_fsdp.console import Console
-from t5_fsdp.data.sources import source_problems
+from t5_fsdp.data.source_checks import source_problems
 from t5_fsdp.errors import UserError
 from t5_fsdp.quantities import counted
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from t5_fsdp.data.sources import SPLITS
+from t5_fsdp.data.parts import SPLITS
 from t5_fsdp.errors import UserError
 
 

@@ -28,7 +28,10 @@ from typing import TYPE_CHECKING, Any
 
 from t5_fsdp.config import DataConfig, ModelConfig
 from t5_fsdp.data.audit import SplitAudit, duplicates_across, warnings_of
-from t5_fsdp.data.sources import SPLITS, LoadedSplits, load_splits, parts_of, source_fingerprint
+from t5_fsdp.data.fingerprint import source_fingerprint
+from t5_fsdp.data.parts import SPLITS, parts_of
+from t5_fsdp.data.sources import load_splits
+from t5_fsdp.data.split_writer import LoadedSplits
 from t5_fsdp.data.tokenization import (
     TRAIN_TOKENIZER,
     Encoder,
@@ -83,7 +86,7 @@ class PreparedData:
         directory: the folder.
         tokenizer_directory: its tokenizer, for `load_tokenizer`.
         fingerprint: of everything the folder was made from.
-        source_fingerprint: of the rows alone, see `sources.source_fingerprint`.
+        source_fingerprint: of the rows alone, see `fingerprint.source_fingerprint`.
         content_hash: per split, of the token ids in order: equal means equal training data.
         parts: the sources of the training split, in order.
         audit: what `load_splits` tells; per split also source_tokens and target_tokens ({mean,

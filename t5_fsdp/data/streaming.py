@@ -20,17 +20,19 @@ import numpy as np
 
 from t5_fsdp.config import DataConfig
 from t5_fsdp.data import hub
-from t5_fsdp.data.batching import MicroBatch, SpecialIds, StepBatch, collate, divide_batch, round_up
+from t5_fsdp.data.batch_division import divide_batch, round_up
+from t5_fsdp.data.batching import StepBatch
+from t5_fsdp.data.collation import MicroBatch, SpecialIds, collate
 from t5_fsdp.data.readers import BadRow, Row, read_rows
-from t5_fsdp.data.sources import (
+from t5_fsdp.data.rows import (
     check_columns,
     columns_of,
     empty_reason,
     has_free_columns,
     malformed,
     pair_of,
-    split_files,
 )
+from t5_fsdp.data.source_files import split_files
 from t5_fsdp.data.tokenization import Encoder, newline_id, with_prefix
 from t5_fsdp.distributed import World
 from t5_fsdp.errors import UserError

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from t5_fsdp.console import Console
-from t5_fsdp.data.batching import SpecialIds, evaluation_batches
+from t5_fsdp.data.batching import evaluation_batches
+from t5_fsdp.data.collation import SpecialIds
 from t5_fsdp.data.tokenization import Encoder
 from t5_fsdp.distributed import World
 from t5_fsdp.evaluation.generation import GeneratedSummary, GenerationSettings, generate

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from t5_fsdp.config import Config, EvaluationConfig
-from t5_fsdp.data.batching import SpecialIds, collate
+from t5_fsdp.data.collation import SpecialIds, collate
 from t5_fsdp.data.tokenization import decode_summary, sentinel_ids
 from t5_fsdp.errors import UserError
 from t5_fsdp.model.cross_attention_cache import source_inputs

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from t5_fsdp.config import ModelConfig
-from t5_fsdp.data.batching import round_up
+from t5_fsdp.data.batch_division import round_up
 from t5_fsdp.errors import UserError
 from t5_fsdp.model import attention as attention_module
 from t5_fsdp.model.adapter import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from t5_fsdp.config import DataConfig, OptimizerConfig, ParallelConfig, TrainConfig
-from t5_fsdp.data.batching import round_up
+from t5_fsdp.data.batch_division import round_up
 from t5_fsdp.distributed import World
 from t5_fsdp.model.activations import ActivationOptions, MicroBatchShape
 from t5_fsdp.model.build import ModelSpec, build_on_meta

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from t5_fsdp.config import OptimizerConfig, ParallelConfig, TrainConfig
-from t5_fsdp.data.batching import MicroBatch, StepBatch
+from t5_fsdp.data.batching import StepBatch
+from t5_fsdp.data.collation import MicroBatch
 from t5_fsdp.distributed import World
 from t5_fsdp.errors import UserError, is_out_of_memory, tried_to_allocate
 from t5_fsdp.model.activations import MicroBatchShape

@@ -11,15 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from t5_fsdp.data.batching import (
-    IGNORED_LABEL,
-    SpecialIds,
-    StepBatches,
-    check_longest,
-    collate,
-    divide_batch,
-    plan_epoch,
-)
+from t5_fsdp.data.batch_division import divide_batch
+from t5_fsdp.data.batching import StepBatches, check_longest
+from t5_fsdp.data.collation import IGNORED_LABEL, SpecialIds, collate
+from t5_fsdp.data.epoch_plan import plan_epoch
 from t5_fsdp.data.tokenized import TokenizedSplit
 from t5_fsdp.errors import UserError
 

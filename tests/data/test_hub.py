@@ -11,7 +11,9 @@ import pytest
 
 from t5_fsdp.config import Config, DataConfig, normalize
 from t5_fsdp.data import hub
-from t5_fsdp.data.sources import load_splits, source_fingerprint, source_problems
+from t5_fsdp.data.fingerprint import source_fingerprint
+from t5_fsdp.data.source_checks import source_problems
+from t5_fsdp.data.sources import load_splits
 from t5_fsdp.errors import UserError
 
 ROWS = [{"article": f"Article {i}.", "highlights": f"Point {i}."} for i in range(5)]

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from t5_fsdp.config import Config, DataConfig, ModelConfig, value_problems
-from t5_fsdp.data.batching import MixturePart, draw_mixture
+from t5_fsdp.data.epoch_plan import MixturePart, draw_mixture
 from t5_fsdp.data.prepared import prepare
-from t5_fsdp.data.sources import source_problems
+from t5_fsdp.data.source_checks import source_problems
 
 SIZES = st.lists(st.tuples(st.integers(1, 40), st.floats(0.1, 10)), min_size=1, max_size=5)
 

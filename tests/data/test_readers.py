@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from t5_fsdp.config import DataConfig
 from t5_fsdp.data.readers import BadRow, cell_text, csv_records, format_of, read_rows
-from t5_fsdp.data.sources import load_splits, source_problems
+from t5_fsdp.data.source_checks import source_problems
+from t5_fsdp.data.sources import load_splits
 from t5_fsdp.errors import UserError
 
 ROWS = [{"document": f"Document {i}.", "summary": f"Summary {i}."} for i in range(6)]

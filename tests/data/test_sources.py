@@ -13,7 +13,9 @@ import pytest
 
 from t5_fsdp.config import DataConfig
 from t5_fsdp.data import sources
-from t5_fsdp.data.sources import load_splits, source_fingerprint, source_problems
+from t5_fsdp.data.fingerprint import source_fingerprint
+from t5_fsdp.data.source_checks import source_problems
+from t5_fsdp.data.sources import load_splits
 from t5_fsdp.errors import UserError
 
 ROWS = [{"document": f"Document {i}.", "summary": f"Summary {i}."} for i in range(3)]

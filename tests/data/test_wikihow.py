@@ -9,7 +9,9 @@ import pytest
 
 from t5_fsdp.config import DataConfig
 from t5_fsdp.data import wikihow
-from t5_fsdp.data.sources import load_splits, source_fingerprint, source_problems
+from t5_fsdp.data.fingerprint import source_fingerprint
+from t5_fsdp.data.source_checks import source_problems
+from t5_fsdp.data.sources import load_splits
 from t5_fsdp.errors import UserError
 
 HEADER = ["headline", "title", "text"]

@@ -14,7 +14,8 @@ import pytest
 
 from t5_fsdp.config import DataConfig
 from t5_fsdp.data import wikihow
-from t5_fsdp.data.sources import LoadedSplits, load_splits
+from t5_fsdp.data.sources import load_splits
+from t5_fsdp.data.split_writer import LoadedSplits
 from t5_fsdp.errors import UserError
 
 FILLER = " Words that make the text long enough for the filter." * 3

@@ -53,7 +53,7 @@ def plain_run(corpus: Path, steps: int, global_batch_size: int = 16) -> PlainRun
     """Training by transformers and torch alone: of ours only the data's order and the weights."""
     from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
 
-    from t5_fsdp.data.batching import plan_epoch
+    from t5_fsdp.data.epoch_plan import plan_epoch
     from t5_fsdp.model.build import ModelSpec, draw_weights
 
     tokenizer = AutoTokenizer.from_pretrained(corpus / "tokenizer")

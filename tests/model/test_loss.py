@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from t5_fsdp.data.batching import IGNORED_LABEL, SpecialIds, collate
+from t5_fsdp.data.collation import IGNORED_LABEL, SpecialIds, collate
 from t5_fsdp.model import loss as loss_module
 from t5_fsdp.model.forward import attach_loss
 from t5_fsdp.model.loss import LossOptions, target_loss

@@ -50,7 +50,7 @@ def test_compiled_blocks_equal_plain_pytorch(pools: Any, options: dict[str, Any]
 
 
 def test_few_compilations_whatever_the_shapes() -> None:
-    from t5_fsdp.data.batching import SpecialIds, collate
+    from t5_fsdp.data.collation import SpecialIds, collate
     from t5_fsdp.model.forward import attach_loss
     from t5_fsdp.model.loss import LossOptions
     from t5_fsdp.parallel import compilation

@@ -109,7 +109,7 @@ def train(
     """On a rank of the pool: the same steps through an engine, in two micro-batches a rank."""
     import numpy as np
 
-    from t5_fsdp.data.batching import SpecialIds, collate
+    from t5_fsdp.data.collation import SpecialIds, collate
     from t5_fsdp.model.build import build_on_meta, draw_weights
     from t5_fsdp.model.forward import attach_loss
     from t5_fsdp.model.loss import LossOptions
@@ -162,7 +162,7 @@ def generate_between_steps(parallel: dict[str, Any]) -> list[float]:
     """On a rank of the pool: losses, with summaries of another length on each rank in between."""
     import numpy as np
 
-    from t5_fsdp.data.batching import SpecialIds, collate
+    from t5_fsdp.data.collation import SpecialIds, collate
     from t5_fsdp.model.build import build_on_meta, build_with_weights, draw_weights
     from t5_fsdp.model.forward import attach_loss
     from t5_fsdp.model.loss import LossOptions
@@ -409,7 +409,7 @@ def gradient(per_micro_batch: int) -> dict[str, torch.Tensor]:
     import numpy as np
     from torch.distributed.tensor import DTensor
 
-    from t5_fsdp.data.batching import SpecialIds, collate
+    from t5_fsdp.data.collation import SpecialIds, collate
     from t5_fsdp.model.build import build_on_meta, draw_weights
     from t5_fsdp.model.forward import attach_loss
     from t5_fsdp.model.loss import LossOptions

@@ -95,7 +95,7 @@ def train(
     """On a rank of the pool: the same steps through an engine, in two micro-batches a rank."""
     import numpy as np
 
-    from t5_fsdp.data.batching import SpecialIds, collate
+    from t5_fsdp.data.collation import SpecialIds, collate
     from t5_fsdp.model.build import build_on_meta
     from t5_fsdp.model.forward import attach_loss
     from t5_fsdp.model.loss import LossOptions

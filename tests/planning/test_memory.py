@@ -111,7 +111,7 @@ def _held(
 ) -> dict[str, int]:
     import numpy as np
 
-    from t5_fsdp.data.batching import SpecialIds, collate
+    from t5_fsdp.data.collation import SpecialIds, collate
     from t5_fsdp.model.build import build_on_meta, draw_weights
     from t5_fsdp.model.forward import attach_loss
     from t5_fsdp.model.loss import LossOptions

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from t5_fsdp.config import DataConfig
-from t5_fsdp.data import sources
+from t5_fsdp.data import source_files
 from t5_fsdp.data.fingerprint import source_fingerprint
 from t5_fsdp.data.source_checks import source_problems
 from t5_fsdp.data.sources import load_splits
@@ -238,7 +238,7 @@ def test_problems_are_found_without_reading_and_all_at_once(tmp_path):
 
 
 def test_the_sample_and_where_it_comes_from_when_missing(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "SAMPLE_FOLDER", tmp_path)
+    monkeypatch.setattr(source_files, "SAMPLE_FOLDER", tmp_path)
     data = DataConfig(source="sample", document_column="ignored")
     assert "python -m t5_fsdp.data.sample" in source_problems(data)[0]
     for split in ("train", "validation", "test"):

@@ -115,10 +115,19 @@ class Ranks:
         return not self._connections
 
     def call(self, function: Callable[..., Any], *args: Any) -> None:
-        """Begin to run `function(*args)` on every rank."""
+        """Begin to run `function(*args)` on every rank.
+
+        Raises:
+            RankFailed: one has ended since it last answered; all are stopped.
+        """
         port = _free_port()
-        for connection in self._connections:
-            connection.send((function, args, port))
+        for rank, connection in enumerate(self._connections):
+            try:
+                connection.send((function, args, port))
+            except ConnectionError:
+                failure = RankFailed(f"rank {rank} died ({self._exit_code(rank)})", self._said())
+                self.close(force=True)
+                raise failure from None
 
     def go_on(self) -> None:
         """After a round of `reports`."""
@@ -142,7 +151,7 @@ class Ranks:
         return self._receive(_RESULT, timeout_seconds)
 
     def run(self, timeout_seconds: float, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """`call` and `results`."""
+        """`call` and `results`; raises what they do."""
         self.call(function, *args)
         return self.results(timeout_seconds)
 

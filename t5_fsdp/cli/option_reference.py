@@ -14,7 +14,7 @@ import typing
 from typing import Any, Literal
 
 from t5_fsdp.cli.options import Option, Section, described_sections
-from t5_fsdp.config import limits
+from t5_fsdp.config_problems import limits
 
 _HEAD = """\
 # Configuration

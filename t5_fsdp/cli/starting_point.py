@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from t5_fsdp.checkpoint.format import RunState, check_content, is_checkpoint, read_state
 from t5_fsdp.checkpoint.manager import StoredWeights
 from t5_fsdp.cli import run_folder
-from t5_fsdp.config import Config, to_dict, validation_problems, width_multiple
+from t5_fsdp.config import Config, to_dict, width_multiple
+from t5_fsdp.config_problems import validation_problems
 from t5_fsdp.data.batching import Batches, StepBatches, check_longest
 from t5_fsdp.data.collation import SpecialIds
 from t5_fsdp.data.epoch_plan import MixturePart

@@ -16,7 +16,8 @@ from t5_fsdp.cli.options import Extra, dump_yaml, parse_layers, resolve
 from t5_fsdp.cli.paths import check_paths
 from t5_fsdp.cli.prepare_data import prepare_on_all_ranks, say_audit
 from t5_fsdp.cli.process import Session, run
-from t5_fsdp.config import Config, best_metric_problems, to_dict, width_multiple
+from t5_fsdp.config import Config, to_dict, width_multiple
+from t5_fsdp.config_problems import best_metric_problems
 from t5_fsdp.console import Console
 from t5_fsdp.data.source_checks import source_problems
 from t5_fsdp.errors import UserError

@@ -6,6 +6,8 @@ import dataclasses
 import importlib.util
 import json
 import math
+import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -196,8 +198,6 @@ def slow_start() -> None:
 
 
 def fail(kind: str) -> None:
-    import os
-
     if os.environ["RANK"] == "1":
         if kind == "death":
             os._exit(3)
@@ -215,6 +215,16 @@ def test_a_rank_that_fails_is_told_by_a_line() -> None:
         assert caught.value.out_of_memory
         with pytest.raises(RankFailed, match=r"rank 1 died \(exit code 3\)"):
             started.run(20, fail, "death")
+
+
+def test_a_rank_that_ended_between_two_calls_is_told_and_the_ranks_are_closed() -> None:
+    with Ranks(2, preload=()) as started:
+        [_, process] = started.run(20, os.getpid)
+        os.kill(process, signal.SIGKILL)
+        with pytest.raises(RankFailed, match=r"rank 1 died \(signal 9\)"):
+            for _ in range(2):  # the first may still have been taken
+                started.run(20, os.getpid)
+        assert started.is_closed
 
 
 def test_the_command_writes_table_json_and_markdown(tmp_path: Path, capsys: Any) -> None:

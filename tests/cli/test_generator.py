@@ -10,7 +10,8 @@ from unittest import mock
 
 import pytest
 
-from t5_fsdp.config import Config, ParallelConfig, validation_problems
+from t5_fsdp.config import Config, ParallelConfig
+from t5_fsdp.config_problems import validation_problems
 from tests.conftest import tiny_options
 from tests.evaluation.test_generation import tiny_model
 from tests.workers import joined_world

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from t5_fsdp.config import Config, DataConfig, ModelConfig, value_problems
+from t5_fsdp.config import Config, DataConfig, ModelConfig
+from t5_fsdp.config_problems import value_problems
 from t5_fsdp.data.epoch_plan import MixturePart, draw_mixture
 from t5_fsdp.data.prepared import prepare
 from t5_fsdp.data.source_checks import source_problems

@@ -10,7 +10,8 @@ import pytest
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
-from t5_fsdp.config import Config, value_problems
+from t5_fsdp.config import Config
+from t5_fsdp.config_problems import value_problems
 from t5_fsdp.data.tokenization import decode_summary, load_tokenizer, newline_id, sentinel_ids
 from t5_fsdp.errors import UserError
 from t5_fsdp.evaluation.generation import (

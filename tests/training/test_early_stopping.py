@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from t5_fsdp.config import Config, EvaluationConfig, value_problems
+from t5_fsdp.config import Config, EvaluationConfig
+from t5_fsdp.config_problems import value_problems
 from t5_fsdp.training.early_stopping import (
     describe_early_stop,
     stops_early,

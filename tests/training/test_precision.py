@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from t5_fsdp.config import Config, ParallelConfig, TrainConfig, value_problems
+from t5_fsdp.config import Config, ParallelConfig, TrainConfig
+from t5_fsdp.config_problems import value_problems
 from t5_fsdp.model.devices import peak_flops
 from t5_fsdp.parallel.precision import (
     emulated_bf16_warning,

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from t5_fsdp.config import Config, LoggingConfig, value_problems
+from t5_fsdp.config import Config, LoggingConfig
+from t5_fsdp.config_problems import value_problems
 from t5_fsdp.console import Console
 from t5_fsdp.distributed import Launch, World
 from t5_fsdp.training.profiling import MemorySnapshots

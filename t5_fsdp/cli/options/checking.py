@@ -20,7 +20,8 @@ from t5_fsdp.cli.options.messages import (
 )
 from t5_fsdp.cli.options.table import options_by_name, section_types
 from t5_fsdp.cli.options.values import from_object
-from t5_fsdp.config import Config, DataConfig, normalize, value_problems
+from t5_fsdp.config import Config, DataConfig, normalize
+from t5_fsdp.config_problems import value_problems
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from lightning.pytorch.strategies import (
 )
 
 from t5_fsdp.checkpoint.format import is_checkpoint
-from t5_fsdp.config import Config, leaves, to_dict, value_problems
+from t5_fsdp.config import Config, leaves, to_dict
+from t5_fsdp.config_problems import value_problems
 
 # Of `accumulate_grad_batches`: a step ends with this micro-batch, or does not. Lightning divides a
 # loss by it, which a power of two undoes without rounding.

@@ -71,6 +71,13 @@ def test_it_runs_without_what_the_machine_lacks(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_a_compiled_row(tmp_path: Path) -> None:
+    rows = run_suite(tmp_path, "--only", "^large, fsdp2, compiled$", "--limit_seconds", "280")
+    assert len(rows) == 1
+    check_rows(rows)
+
+
+@pytest.mark.exhaustive
 @pytest.mark.timeout(900)
 def test_all_rows(tmp_path: Path) -> None:
     rows = run_suite(tmp_path, "--limit_seconds", "800")

@@ -45,6 +45,7 @@ class GenerationWork:
 
 def write_random_model(folder: Path, model: dict[str, Any], tokenizer: str, seed: int) -> None:
     """A Hugging Face folder with random weights, for those who have no trained ones."""
+    quiet()
     loaded = load_fitting_tokenizer(tokenizer, model["vocab_size"])
     spec = resolve_spec(ModelConfig(name=None, init="random", config=model), loaded)
     made = build_with_weights(spec, draw_weights(spec, seed), "sdpa_per_layer")

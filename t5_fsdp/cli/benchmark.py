@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--mode", choices=MODES, default="train", help="What is measured.")
+    add("--mode", choices=MODES, help="What is measured; without it: train.")
     add("--suite", choices=("gpu",), help="gpu: one table about one GPU, instead of a mode.")
     add("--tiny", action="store_true", help="--suite gpu: the same on a model for any CPU.")
     add("--only", metavar="REGEX", help="--suite gpu: rows with a title like this.")

@@ -47,6 +47,9 @@ def settle(options: Any, model: dict[str, Any]) -> None:
         UserError: an option's value can't be measured with, or a package or a GPU is missing; all
             that can be told without torch at once.
     """
+    if options.suite is not None and options.mode is not None:
+        raise UserError(f"--suite {options.suite} takes the place of --mode; leave one out")
+    options.mode = options.mode or "train"
     problems = _number_problems(options) + _suite_problems(options) + _json_problems(options, model)
     if options.suite is None:
         problems += _mode_problems(options) + _installation_problems(options)

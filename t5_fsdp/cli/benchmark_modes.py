@@ -189,7 +189,11 @@ def keep(result: Result, options: Any, done: int, total: int, unit: str) -> None
 
 _SHORT = {
     "summaries_per_second": "per s",
-    "generating_seconds": "generating",
+    "generating_seconds": "of it gen.",
+    "rouge1": "R-1",
+    "rouge2": "R-2",
+    "rougeL": "R-L",
+    "rougeLsum": "R-Ls",
     "rows_per_second": "rows/s",
     "peak_memory_bytes": "memory",
     "blocked_seconds": "blocked",

@@ -284,6 +284,7 @@ def test_the_command_writes_table_json_and_markdown(tmp_path: Path, capsys: Any)
         (["--mode", "generate", "--checkpoint", "x", "--texts", "y"], "is no folder"),
         (["--suite", "gpu", "--only", "("], "regular expression"),
         (["--suite", "gpu", "--only", "xyz"], "matches no row"),
+        (["--suite", "gpu", "--mode", "train"], "takes the place of --mode"),
         (["--mode", "data"], "--tokenizer"),
         (["--mode", "generate", "--checkpoint", "tests"], "--texts"),
         (["--contestants", "bare,bare"], "there twice"),

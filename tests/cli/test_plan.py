@@ -251,10 +251,10 @@ def refused(argv: list[str], device_bytes: int) -> str:
 def test_every_device_is_a_value_of_the_option_and_a_row_of_the_page() -> None:
     from typing import get_args
 
-    from t5_fsdp.cli.plan import _EXTRA
+    from t5_fsdp.cli.plan import OWN_OPTIONS
     from t5_fsdp.model.devices import DEVICES
 
-    [option] = [extra for extra in _EXTRA if extra.name == "device"]
+    [option] = [extra for extra in OWN_OPTIONS if extra.name == "device"]
     assert get_args(option.type) == (*DEVICES, "cpu")
     page = (ROOT / "docs/planning.md").read_text(encoding="utf-8")
     for name, device in DEVICES.items():

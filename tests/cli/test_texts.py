@@ -104,5 +104,5 @@ def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, name: str) -> None
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no\.txt can't be read \(No such file"):
+    with pytest.raises(UserError, match=r"no\.txt does not exist; check the path"):
         read(tmp_path / "no.txt")

@@ -166,8 +166,9 @@ def _measure(
             results[title] = {"medians": middle, f"ratio_of_{reference}": times, "rounds": rounds}
         return Result(
             {"mode": options.mode, "contestants": results, **(extra or {})},
-            f"benchmark --mode {options.mode}, medians of {len(other)}",
-            ["", *(_short(name) for name in names), f"x {_short(reference)}"],
+            f"benchmark --mode {options.mode}, medians of {len(other)}; ratio of "
+            f"{reference.replace('_', ' ')} to {list(found)[base]}",
+            ["", *(_short(name) for name in names), "ratio"],
             rows,
         )
 
@@ -175,7 +176,7 @@ def _measure(
         keep(result(found), options, number, options.rounds, "rounds")
 
     final = result(measure_in_turn(contestants, options.rounds, console, after_round))
-    console.say("\n" + text_table(final.header, final.rows))
+    console.say(f"\n{final.title}\n\n" + text_table(final.header, final.rows))
     write_result(final, options.json, options.markdown)
 
 

@@ -2,11 +2,13 @@
 
     python -m t5_fsdp.cli.launcher --standalone --nproc_per_node 2 scripts/train.py --config C
 
-torchrun ends with a block or a traceback of its own, whatever its processes have said and done.
+torchrun ends with lines, a block or a traceback of its own, whatever its processes have said and
+done.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 
@@ -26,6 +28,8 @@ def main(argv: Sequence[str]) -> int:
         the exit code of the process that failed first; 1 where a process was killed, with
         torchrun's words about it; 128 and the number of the signal that stopped the run.
     """
+    for name in _LOGGERS:
+        logging.getLogger(name).addFilter(_adds_something)
     try:
         torchrun(list(argv))
     except SignalException as stopped:  # the processes have saved, and said so
@@ -37,6 +41,21 @@ def main(argv: Sequence[str]) -> int:
         print(failed, file=sys.stderr)
         return EXIT_DEFECT
     return EXIT_DONE
+
+
+_LOGGERS = ("torch.distributed.run", "torch.distributed.elastic.multiprocessing.api")
+
+
+def _adds_something(record: logging.LogRecord) -> bool:
+    """False for what torchrun says of its threads, and of an end that a process has explained.
+
+    A torchrun that words them in another way is merely not silenced.
+    """
+    words = str(record.msg)
+    if words.startswith("failed (exitcode"):
+        arguments = record.args if isinstance(record.args, tuple) else ()
+        return not arguments or arguments[0] not in _TOLD_BY_US
+    return "closing signal" not in words and "OMP_NUM_THREADS" not in words
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -18,11 +19,15 @@ def script(tmp_path: Path) -> Path:
     """Ends with the code that it is given; with "wait", as a run does that is interrupted."""
     path = tmp_path / "script.py"
     path.write_text(
-        "import signal, sys, time\n"
+        "import os, signal, sys, time\n"
         "def stop(*_):\n"
         "    print('preempted: saved', flush=True)\n"
         "    sys.exit(75)\n"
         "signal.signal(signal.SIGINT, stop)\n"
+        "if sys.argv[1] == '2' and os.environ['RANK'] == '1':\n"
+        "    time.sleep(60)\n"  # has to be stopped
+        "if sys.argv[1] == '2':\n"
+        "    print('error: mend it', file=sys.stderr)\n"
         "if sys.argv[1] != 'wait':\n"
         "    sys.exit(int(sys.argv[1]))\n"
         "print('ready', flush=True)\n"
@@ -33,10 +38,23 @@ def script(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("code", [0, 2, 75])
 def test_the_exit_code_is_that_of_the_processes(
-    script: Path, code: int, capfd: pytest.CaptureFixture[str]
+    script: Path,
+    code: int,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # Set first, so that what torchrun sets is undone.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.delenv("OMP_NUM_THREADS")
     assert main(["--standalone", "--nproc_per_node", "2", str(script), str(code)]) == code
-    assert "Traceback" not in capfd.readouterr().err
+    assert capfd.readouterr().err == ("error: mend it\n" if code == 2 else "")
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_an_end_without_a_word_is_told_of(script: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert main(["--standalone", "--nproc_per_node", "2", str(script), "9"]) == 1
+    assert "failed (exitcode: 9)" in caplog.text
 
 
 def test_an_interrupted_run_has_the_last_word(script: Path, tmp_path: Path) -> None:

@@ -339,7 +339,7 @@ def _check(config: Config, given: Mapping[str, Examples] | None, metric: Metric 
 
 def _as_files(paths: Mapping[str, str]) -> dict[str, Any]:
     """Options of the data section that have the files of each split read."""
-    files = {f"{split}files_by_split": [paths[split]] if split in paths else [] for split in SPLITS}
+    files = {f"{split}_files": [paths[split]] if split in paths else [] for split in SPLITS}
     return {"source": "files", "dataset": None, "subset": None, "mixture": [], **files}
 
 

@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import random
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,6 +42,15 @@ def pools() -> Iterator[Callable[[int], Pool]]:
     yield get
     for pool in started.values():
         pool.close()
+
+
+@pytest.fixture(autouse=True)
+def signals_are_as_before() -> Iterator[None]:
+    """torchrun, where a test calls it in this process, leaves its handlers behind."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)

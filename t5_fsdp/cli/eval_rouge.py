@@ -256,9 +256,7 @@ def _examples_of_split(
     prepared = _prepared(config, stored_data, loaded, session)
     split = prepared.split(name)
     if split is None:
-        raise UserError(
-            f"the data has no {name} split; give another split, or data.{name}files_by_split"
-        )
+        raise UserError(f"the data has no {name} split; give another split, or data.{name}_files")
     return _Examples(
         rows=examples_of(split, np.arange(len(split))),
         sources=[split.source(index) for index in range(len(split))],

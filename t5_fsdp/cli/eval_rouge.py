@@ -177,8 +177,6 @@ def evaluate_checkpoint(
     if examples.dropped:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in examples.dropped.items())
         console.say(f"rows of the split that can't be evaluated and are left out: {reasons}")
-    if (folder / "rouge.json").exists():
-        console.say(f"{folder} holds an earlier evaluation; it will be replaced")
     if baseline is not None:
         # Before the summaries, which may take hours: other examples are refused at once.
         waiting = baseline
@@ -186,6 +184,8 @@ def evaluate_checkpoint(
     if metric is not None:
         references = [row["reference"] for row in examples.rows[:TRIED_EXAMPLES]]
         world.on_rank_zero(lambda: try_metric(metric, references))
+    if (folder / "rouge.json").exists():
+        console.say(f"{folder} holds an earlier evaluation; it will be replaced")
     rouge = RougeSettings.of(config.evaluation)
     settings = world.on_rank_zero(lambda: prediction_settings(found, config))
     unfinished = Unfinished(folder, settings, examples.sources)
@@ -320,6 +320,8 @@ def _tell(
         console.say(f"note: {hint}")
     if folder is not None:
         console.say(f"written: {folder}")
+    else:
+        console.say("nothing is written; --output_dir DIR writes rouge.json")
     if baseline is not None and baseline.unfinished is not None:
         baseline.unfinished.delete()
 

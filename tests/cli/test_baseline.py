@@ -163,10 +163,14 @@ def test_other_examples_are_refused(pools: Any, tmp_path: Path, name: str) -> No
 def test_other_examples_than_the_split_are_refused_before_generation(
     pools: Any, steps: list[Path], tmp_path: Path
 ) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "rouge.json").write_text("{}")
     argv = ["--checkpoint", steps[1], "--baseline", write_jsonl(tmp_path / "b.jsonl", ROWS)]
-    code, _, err = pools(2).command("eval_rouge", [*argv, "--output_dir", tmp_path / "out"])
+    code, out, err = pools(2).command("eval_rouge", [*argv, "--output_dir", folder])
     assert code == 2 and len(err.splitlines()) == 1 and "11 examples and" in err
-    assert not (tmp_path / "out").exists()
+    assert "will be replaced" not in out
+    assert [path.read_text() for path in folder.iterdir()] == ["{}"]
 
 
 def test_a_baseline_that_is_not_there(pools: Any, tmp_path: Path) -> None:

@@ -247,6 +247,21 @@ def test_no_complaint_follows_from_a_value_that_was_not_read() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("train: {epoch: 3}\n", 1),
+        ("train: {epoch: 3}\ndata: {path: x}\n", 2),
+        ("train: {epochs: x}\n", 2),
+    ],
+)
+def test_files_that_nobody_named_are_not_missed_with_an_unknown_option(
+    write, text: str, count: int
+) -> None:
+    found = problems_of("--config", write(text), check_data=lambda data: ["data.path is wrong"])
+    assert len(found) == count and ("data.path" in found[-1]) == (count == 2)
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("dta: {source: files, path: x}\n", "unknown section dta; did you mean data?"),

@@ -50,6 +50,8 @@ def check_layers(
 ) -> Found:
     """Build the configuration and list the problems; what can't be read keeps its default."""
     given, unsettled, problems = _flatten(merged, origins)
+    # With an option that is unknown the files of the default may not be what was meant.
+    files_named = not problems or "data" in merged
     # A default written as 3 is 3.0 as well, so that what is printed does not depend on its source.
     values = {
         name: float(option.default)
@@ -65,7 +67,9 @@ def check_layers(
     config = normalize(_build(values))
     found = value_problems(config, own_metrics) if check_values else []
     in_doubt = [*unsettled, *found]
-    if check_data is not None and not any(text.startswith("data.") for text in in_doubt):
+    if any(text.startswith("data.") for text in in_doubt) or not files_named:
+        check_data = None
+    if check_data is not None:
         found = [*found, *(text for text in check_data(config.data) if text not in found)]
     for problem in found:
         # A default stands in for what could not be read; a complaint about it would mislead.

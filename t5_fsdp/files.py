@@ -117,6 +117,13 @@ def looks_like_path(name: str) -> bool:
     return name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith("/")
 
 
+def not_a_folder(path: str | Path) -> str:
+    """What to say of a path that should be a folder and is none."""
+    if os.path.lexists(path):
+        return f"{path} is no folder; give the path of a folder"
+    return f"there is no folder {path}; check the path"
+
+
 def json_number(value: float) -> float | None:
     """The number, or None where it is not finite: JSON has no NaN."""
     return value if math.isfinite(value) else None

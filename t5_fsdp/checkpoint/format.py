@@ -150,10 +150,7 @@ def check_complete(folder: Path) -> Path:
     if not folder.is_dir():
         raise UserError(f"there is no checkpoint folder {folder}; check the path")
     if not is_checkpoint(folder):
-        raise UserError(
-            f"{folder} has no COMPLETE file, so it is no finished checkpoint; give one of "
-            f"{folder.parent} that has, or the run's folder"
-        )
+        raise UserError(_incomplete(folder))
     for name, (size, _) in _listed_files(folder).items():
         path = folder / name
         found = path.stat().st_size if path.is_file() else None
@@ -164,6 +161,17 @@ def check_complete(folder: Path) -> Path:
                 f"{state}; use another checkpoint"
             )
     return folder
+
+
+def _incomplete(folder: Path) -> str:
+    """What to say of a folder without COMPLETE."""
+    if step_of(folder) is None:
+        return (
+            f"{folder} holds no complete checkpoint; give a checkpoint's folder, or that of a run"
+        )
+    complete = sorted(path for path in folder.parent.iterdir() if is_checkpoint(path))
+    other = f"{complete[-1]}, which has" if complete else "a checkpoint that has"
+    return f"{folder} has no COMPLETE file, so it is no finished checkpoint; give {other}"
 
 
 def check_content(folder: Path) -> Path:

@@ -26,7 +26,7 @@ from t5_fsdp.checkpoint.format import (
 from t5_fsdp.checkpoint.retention import best_steps
 from t5_fsdp.config import EvaluationConfig
 from t5_fsdp.errors import UserError
-from t5_fsdp.files import json_number
+from t5_fsdp.files import json_number, not_a_folder
 
 
 @dataclass
@@ -114,7 +114,7 @@ def _find(folder: Path) -> list[Path]:
         UserError: as `list_checkpoints`.
     """
     if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}; check the path")
+        raise UserError(not_a_folder(folder))
     if is_checkpoint(folder) or (step_with_damaged(folder) is not None and not _is_run(folder)):
         return [folder]
     inner = folder / "checkpoints" if (folder / "checkpoints").is_dir() else folder

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from t5_fsdp.config import Config
 from t5_fsdp.errors import UserError
-from t5_fsdp.files import looks_like_path
+from t5_fsdp.files import looks_like_path, not_a_folder
 
 
 def check_paths(config: Config) -> None:
@@ -18,7 +18,7 @@ def check_paths(config: Config) -> None:
     model, resume = config.model, config.checkpoint.resume
     problems = []
     if resume not in ("auto", "never") and not Path(resume).is_dir():
-        problems.append(f"checkpoint.resume: there is no folder {resume}; check the path")
+        problems.append(f"checkpoint.resume: {not_a_folder(resume)}")
     for option, name in (("model.name", model.name), ("model.tokenizer", model.tokenizer)):
         if name and looks_like_path(name) and not Path(name).expanduser().exists():
             problems.append(

@@ -20,7 +20,7 @@ from t5_fsdp.cli.yaml_files import read_yaml
 from t5_fsdp.config import CheckpointConfig
 from t5_fsdp.console import Console
 from t5_fsdp.errors import UserError
-from t5_fsdp.files import write_json
+from t5_fsdp.files import not_a_folder, write_json
 
 LOCK_WAIT_SECONDS = 30.0
 _PACKAGES = (
@@ -179,7 +179,7 @@ def find_checkpoint(
     from t5_fsdp.checkpoint.retention import best_steps
 
     if not folder.is_dir():
-        raise UserError(f"{option}: there is no folder {folder}; check the path")
+        raise UserError(f"{option}: {not_a_folder(folder)}")
     if not (folder / "checkpoints").is_dir():
         return check_content(folder)
     found = complete_checkpoints(folder)

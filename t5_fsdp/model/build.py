@@ -26,6 +26,7 @@ from torch import nn
 from t5_fsdp.config import ModelConfig
 from t5_fsdp.data.batch_division import round_up
 from t5_fsdp.errors import UserError
+from t5_fsdp.files import not_a_folder
 from t5_fsdp.model import attention as attention_module
 from t5_fsdp.model.adapter import (
     AdaptedWeights,
@@ -326,7 +327,7 @@ def _read_raw_config(name: str, revision: str | None) -> dict[str, Any]:
 
     folder = Path(name)
     if name.startswith((".", "/", "~")) and not folder.is_dir():
-        raise UserError(f"model.name: there is no folder {name}; check the path")
+        raise UserError(f"model.name: {not_a_folder(name)}")
     if folder.is_dir() and not (folder / "config.json").is_file():
         if (folder / "checkpoints").is_dir():
             raise UserError(

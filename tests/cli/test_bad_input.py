@@ -197,7 +197,19 @@ def test_checkpoint_without_complete(pools: Any, tmp_path: Path, command: str) -
     folder.mkdir(parents=True)
     (folder / "state.json").write_text(json.dumps({"step": 4}))
     extra = ["--output", tmp_path / "out"] if command == "export_hf" else []
-    refused(pools, command, ["--checkpoint", folder, *extra], "COMPLETE", str(folder))
+    refused(pools, command, ["--checkpoint", folder, *extra], "COMPLETE", "a checkpoint that has")
+    other = folder.with_name("step-00000002")
+    other.mkdir()
+    (other / "COMPLETE").touch()
+    refused(pools, command, ["--checkpoint", folder, *extra], str(folder), f"give {other},")
+    folder.rename(tmp_path / "mine")
+    argv = ["--checkpoint", tmp_path / "mine", *extra]
+    refused(
+        pools,
+        command,
+        argv,
+        f"{tmp_path / 'mine'} holds no complete checkpoint; give a checkpoint's",
+    )
 
 
 def test_resume_never_with_checkpoints(pools: Any, corpus: Path, tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ def test_what_is_there_and_hub_ids_pass(tmp_path: Path) -> None:
         ("summarize", ["--checkpoint", "runs", "none.txt"], "none.txt does not exist"),
         ("eval_rouge", ["--checkpoint", "./none"], "no folder none"),
         ("export_hf", ["--checkpoint", "./none", "--output", "out"], "no folder none"),
+        ("eval_rouge", ["--checkpoint", "README.md"], "README.md is no folder; give"),
     ],
 )
 def test_missing_paths_need_no_torch(module: str, argv: list[str], words: str) -> None:

@@ -71,10 +71,13 @@ def _train(argv: Sequence[str], session: Session) -> None:
         train_model(config, session, world, check_memory=layers.own["check_memory"])
 
 
-def _check_trackers(config: Config) -> None:
+def _check_before_data(config: Config) -> None:
+    """Raises UserError for what can be refused before data are read and tokenized."""
+    from t5_fsdp.model.build import check_new_model
     from t5_fsdp.training.trackers.trackers import check_trackers
 
     check_trackers(config.logging)
+    check_new_model(config.model)
 
 
 def _find_resume(
@@ -92,7 +95,7 @@ def _check(config: Config, session: Session, world: World, check_memory: bool) -
     from t5_fsdp.cli.starting_point import find_start
     from t5_fsdp.model.build import build_on_meta
 
-    world.on_rank_zero(lambda: _check_trackers(config))
+    world.on_rank_zero(lambda: _check_before_data(config))
     resume = _find_resume(config, world, session.console.warn, content=False)
     prepared = prepare_on_all_ranks(config, world, session.console, warn=False)
     say_audit(prepared.audit, session.console)
@@ -136,7 +139,7 @@ def train_model(
     from t5_fsdp.cli.report import refresh_report
     from t5_fsdp.cli.starting_point import find_start
 
-    world.on_rank_zero(lambda: _check_trackers(config))
+    world.on_rank_zero(lambda: _check_before_data(config))
     run_dir = Path(config.run_dir)
     lock: list[Any] = []
 

@@ -368,7 +368,19 @@ def unreadable_name(name: str, error: Exception) -> UserError:
     )
 
 
-def _make_config(model_type: str, values: dict[str, Any], chosen: set[str]) -> PretrainedConfig:
+def check_new_model(options: ModelConfig) -> None:
+    """Of a model without `options.name`: what no tokenizer, thus no data, is needed for.
+
+    Raises:
+        UserError: unknown or ill-typed names in `model.config`.
+    """
+    if options.name is None:
+        overrides = dict(options.config)
+        model_type = overrides.pop("model_type", "t5")
+        _check_names_and_types(model_type, overrides, set(overrides))
+
+
+def _check_names_and_types(model_type: str, values: dict[str, Any], chosen: set[str]) -> None:
     from transformers import AutoConfig
 
     known = set(_family_defaults(model_type))
@@ -388,6 +400,12 @@ def _make_config(model_type: str, values: dict[str, Any], chosen: set[str]) -> P
     problems = _type_problems(AutoConfig.for_model(model_type), values, chosen)
     if problems:
         raise UserError(*problems)
+
+
+def _make_config(model_type: str, values: dict[str, Any], chosen: set[str]) -> PretrainedConfig:
+    from transformers import AutoConfig
+
+    _check_names_and_types(model_type, values, chosen)
     try:
         config = AutoConfig.for_model(model_type, **values)
     except Exception as error:  # the type is huggingface_hub's own and moved between releases

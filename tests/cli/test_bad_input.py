@@ -113,6 +113,18 @@ def test_model_values_that_cannot_work(pools: Any, corpus: Path, tmp_path: Path,
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("check", ["true", "false"])
+def test_a_wrong_type_in_the_model_is_refused_before_data_are_read(
+    pools: Any, corpus: Path, tmp_path: Path, check: str
+) -> None:
+    (tmp_path / "bad.jsonl").write_text("no JSON")
+    overrides = {"data.train_files": tmp_path / "bad.jsonl", "data.cache_dir": tmp_path / "cache"}
+    options = tiny_options(corpus, tmp_path / "run", **overrides, check=check)
+    refused(pools, "train", options, "bad.jsonl")
+    words = "model.config.d_kv is 'abc'; it must be a whole number"
+    refused(pools, "train", [*options, "--model.config.d_kv", "abc"], words)
+
+
 @pytest.mark.parametrize(
     ("option", "value"),
     [

@@ -75,7 +75,10 @@ def headline(run: Run) -> list[Figure]:
 
 
 def lead_scores(run: Run, split: str) -> LeadScores | None:
-    """Of the lead baseline on a split, from its evaluation or the data audit."""
+    """Of the lead baseline on a split, from its evaluation or the data audit.
+
+    None where they are of other examples than the run's scores of the split.
+    """
     newest = run.newest(split)
     if newest is not None:
         scores = as_mapping(newest.rouge.get("lead_baseline"))
@@ -85,6 +88,9 @@ def lead_scores(run: Run, split: str) -> LeadScores | None:
     audited = as_mapping(as_mapping(run.audit.get("lead_baseline")).get(split))
     found = {name: as_number(audited.get(name)) for name in METRICS}
     if any(value is None for value in found.values()):
+        return None
+    # The audit takes the whole split, a validation in training often a part of it.
+    if newest is not None and _num_examples(audited) != _num_examples(newest.rouge):
         return None
     return LeadScores(_num_examples(audited), found)  # type: ignore[arg-type]
 
@@ -176,8 +182,10 @@ def _validation_loss(run: Run) -> Figure | None:
         return None
     value, step = known[-1]
     lowest, at = min(known)
-    note = "" if len(known) == 1 else f"; lowest {lowest:.3f} at step {at:,}"
-    return Figure("Validation loss", f"{value:.3f}", f"step {step:,}{note}")
+    note = ", the lowest" if at == step else f"; lowest {lowest:.3f} at step {at:,}"
+    return Figure(
+        "Validation loss", f"{value:.3f}", f"step {step:,}{note if len(known) > 1 else ''}"
+    )
 
 
 def window_seconds(row: Row) -> float | None:
@@ -287,7 +295,6 @@ _TRAIN_PANELS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("padding_share", "Padding", "% of tokens", {"from_zero": True, "scale": 100.0,
      "top": 100.0}),
     ("loss_scale", "Loss scale", "fp16", {"from_zero": True, "may_be_logarithmic": True}),
-    ("slowest_rank_ratio", "Slowest rank", "its time / median", {}),
 )  # fmt: skip
 _MEMORY = {
     "peak_memory_bytes": "peak",
@@ -314,9 +321,10 @@ def _single(run: Run) -> list[Panel]:
         for color, (name, title) in enumerate(METRICS.items())
     ]
     return [
-        Panel("Loss", "nats/token", _present(losses), may_be_logarithmic=True),
+        Panel("Loss", "nats/token", _present(losses), may_be_logarithmic=True,
+              same_marks=False),
         Panel("Validation ROUGE", "0 to 100", _present(rouge), scale=100.0, top=100.0),
-    ]
+    ]  # fmt: skip
 
 
 def _compared(runs: Sequence[Run]) -> list[Panel]:
@@ -338,12 +346,23 @@ def _of_training(runs: Sequence[Run]) -> list[Panel]:
         Panel(title, unit, _of_runs(runs, "train", name), **how)
         for name, title, unit, how in _TRAIN_PANELS
     ]
+    made.append(_slowest_rank_panel(runs))
     made.append(_memory_panel(runs))
     for name, title in _ONLY_IF_ANY.items():
         series = _of_runs(runs, "train", name)
         if any(value for line in series for _, value in line.points):
             made.append(Panel(title, "a row", series, from_zero=True))
     return made
+
+
+def _slowest_rank_panel(runs: Sequence[Run]) -> Panel:
+    """Of runs of several ranks; of a single one the ratio is 1 at every step."""
+    series = [
+        line
+        for line in _of_runs(runs, "train", "slowest_rank_ratio")
+        if as_number(runs[line.color].environment.get("world_size")) != 1
+    ]
+    return Panel("Slowest rank", "its time / median", series)
 
 
 def _memory_panel(runs: Sequence[Run]) -> Panel:

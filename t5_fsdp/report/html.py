@@ -162,7 +162,7 @@ def _summaries(evaluations: Sequence[Mapping[str, Any]]) -> Markup:
         _labelled("Sort by", tag("select", id="sort")),
         _labelled("Order", tag("select", id="order")),
         _labelled("Search", tag("input", id="query", type="search", autocomplete="off",
-                                spellcheck="false", placeholder="a word of any text, or an id")),
+                                spellcheck="false", placeholder="words of any text, or an id")),
     ]  # fmt: skip
     pager = [
         tag("button", "Previous", type="button", id="previous"),

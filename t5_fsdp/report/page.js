@@ -246,14 +246,22 @@
     refresh();
   }
 
+  // What is searched for, in lower case: each word, and as one what stands in quotation marks.
+  function wantedWords() {
+    const found = query.value.toLowerCase().matchAll(/"([^"]+)"?|\S+/g);
+    return [...found].map(([all, quoted]) => (quoted === undefined ? all : quoted.trim()))
+      .filter((word) => word !== "");
+  }
+
   function refresh() {
     const rows = evaluation.rows;
-    const wanted = query.value.trim().toLowerCase();
-    if (wanted && searched === null) {
+    const wanted = wantedWords();
+    if (wanted.length && searched === null) {
       searched = rows.map((row) =>
         [row[0], row[1] || "", ...row[2], row[3]].map(textOf).join("\n").toLowerCase());
     }
-    found = [...rows.keys()].filter((index) => !wanted || searched[index].includes(wanted));
+    found = [...rows.keys()].filter((index) =>
+      wanted.every((word) => searched[index].includes(word)));
     const sign = order.value === "down" ? -1 : 1;
     if (sort.value === "") {
       if (sign < 0) found.reverse();
@@ -271,15 +279,18 @@
 
   // The text with what was searched for marked.
   function fillText(element, text) {
-    const wanted = query.value.trim().toLowerCase();
+    // Of two that begin alike the longer one is marked.
+    const words = wantedWords().sort((a, b) => b.length - a.length)
+      .map((word) => word.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
     const lower = text.toLowerCase();
     let from = 0;
     // Lower case may have another length; then nothing is marked.
-    while (wanted && lower.length === text.length) {
-      const at = lower.indexOf(wanted, from);
-      if (at < 0) break;
-      element.append(text.slice(from, at), make("mark", "", text.slice(at, at + wanted.length)));
-      from = at + wanted.length;
+    if (words.length && lower.length === text.length) {
+      for (const { 0: word, index } of lower.matchAll(new RegExp(words.join("|"), "g"))) {
+        const end = index + word.length;
+        element.append(text.slice(from, index), make("mark", "", text.slice(index, end)));
+        from = end;
+      }
     }
     element.append(text.slice(from));
   }
@@ -362,7 +373,7 @@
     const of = found.length.toLocaleString("en-US");
     position.textContent = found.length
       ? `${(first + 1).toLocaleString("en-US")} to ${last.toLocaleString("en-US")} of ${of}`
-      : "no example";
+      : `0 of ${evaluation.rows.length.toLocaleString("en-US")} in ${evaluation.split}`;
     previous.disabled = page === 0;
     next.disabled = last >= found.length;
   }

@@ -15,7 +15,7 @@ NUM_COLORS = 8
 _WIDTH, _HEIGHT = 380, 210
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 10, 36
 _PLOT_WIDTH = _WIDTH - _LEFT - _RIGHT
-_MOST_MARKED = 40  # points that get a dot each
+_MOST_MARKED = 40  # points of a curve that get a dot each
 # A curve of more points is drawn faint, under its means over so many parts of the run.
 _SMOOTHED_FROM = 300
 _MEANS = 100
@@ -49,6 +49,7 @@ class Panel:
         may_be_logarithmic: where values differ by orders of magnitude.
         smooth: a long curve is drawn faint, under its means.
         top: the largest value that is possible; the axis does not go beyond it.
+        same_marks: all curves have dots, or none; else only those of few points.
     """
 
     title: str
@@ -59,6 +60,7 @@ class Panel:
     may_be_logarithmic: bool = False
     smooth: bool = True
     top: float | None = None
+    same_marks: bool = True
 
     def has_data(self) -> bool:
         """Whether there is a value to draw."""
@@ -140,8 +142,11 @@ def draw(panel: Panel) -> tuple[Markup, dict[str, Any]]:
     steps = [step for _, points in lines for step, _ in points]
     x, y = _step_axis(max(steps)), _value_axis(panel, values)
     drawn = [_axes(x, y)]
+    most_points = max(_num_known(points) for _, points in lines)
     for line, points in lines:
-        drawn.append(_curve(points, line.color, x, y, faint=panel.smooths(line)))
+        num_points = most_points if panel.same_marks else _num_known(points)
+        is_marked, is_faint = num_points <= _MOST_MARKED, panel.smooths(line)
+        drawn.append(_curve(points, line.color, x, y, marked=is_marked, faint=is_faint))
         if panel.smooths(line):
             smooth: Curve = [(s, panel.scale * (value or 0.0)) for s, value in means(line.points)]
             drawn.append(_curve(smooth, line.color, x, y))
@@ -171,6 +176,10 @@ def draw(panel: Panel) -> tuple[Markup, dict[str, Any]]:
     return svg, data
 
 
+def _num_known(points: Curve) -> int:
+    return sum(value is not None for _, value in points)
+
+
 def swatch(color: int) -> Markup:
     """A short piece of a curve, for a legend."""
     line = tag("line", x1=1, x2=19, y1=5, y2=5, class_=f"curve {_style(color)}")
@@ -191,8 +200,8 @@ def _describe(panel: Panel, lines: Sequence[tuple[Series, Curve]]) -> str:
                 f"{line.name}: {format_value(begin)} at step {first:,}, {format_value(end)} at "
                 f"step {last:,}"
             )
-    unit = f" in {panel.unit}" if panel.unit else ""
-    return f"{panel.title}{unit} by step. {'; '.join(parts)}"
+    unit = f" ({panel.unit})" if panel.unit else ""
+    return f"{panel.title}{unit}, by step. {'; '.join(parts)}"
 
 
 # ---------------------------------------------------------------- axes
@@ -300,21 +309,23 @@ def _short(number: float) -> float:
     return float(f"{number:.1f}")
 
 
-def _curve(points: Curve, color: int, x: _Axis, y: _Axis, faint: bool = False) -> Markup:
+def _curve(
+    points: Curve, color: int, x: _Axis, y: _Axis, marked: bool = False, faint: bool = False
+) -> Markup:
+    """A line, with a dot at each point if `marked`, else only where a point has no line."""
     pieces: list[list[str]] = [[]]
     dots = []
-    num_known = sum(value is not None for _, value in points)
     for step, value in points:
         if value is None:
             pieces.append([])
             continue
         place, height = _pixel_x(step, x), _pixel_y(value, y)
         pieces[-1].append(f"{place:g} {height:g}")
-        if num_known <= _MOST_MARKED:
+        if marked:
             dots.append((place, height))
     for piece in pieces:
         # A point between two gaps has no line.
-        if num_known > _MOST_MARKED and len(piece) == 1:
+        if not marked and len(piece) == 1:
             place, height = map(float, piece[0].split())
             dots.append((place, height))
     style = _style(color) + (" faint" if faint else "")

@@ -108,10 +108,13 @@ def test_sorting_search_and_paging(browser: Any, make_run) -> None:
     assert shown_ids(browser) == [f"row-{n}" for n in expected[:-11:-1]]
     set_control(browser, "sort", "")
     assert shown_ids(browser)[0] == "row-44"
-    assert search(browser, "RICE 7.") == "1 to 1 of 1"
+    assert search(browser, '"RICE 7."') == "1 to 1 of 1"
     assert shown_ids(browser) == ["row-7"]
     assert run_script(browser, "document.querySelector('mark').innerText") == "rice 7."
-    assert search(browser, "nowhere") == "no example"
+    assert search(browser, "row-7 rice (") == "0 of 45 in test"
+    assert search(browser, "row-7 rice") == "1 to 1 of 1"
+    marked = "[...document.querySelectorAll('mark')].map(m => m.innerText)"
+    assert set(run_script(browser, marked)) == {"row-7", "rice"}
     assert run_script(browser, "document.querySelector('svg .curve') !== null")
     check_no_trouble(browser, page)
 
@@ -277,7 +280,7 @@ def test_what_is_cut_is_marked(browser: Any, make_run) -> None:
     marks = "[...document.querySelectorAll('.cut')].map(m => m.textContent)"
     assert run_script(browser, marks) == ["cut: 8,000 of 10,000 characters", "…"]
     assert search(browser, "word word") == "1 to 1 of 1"
-    assert search(browser, "characters") == "no example"
+    assert search(browser, "characters") == "0 of 1 in test"
 
 
 @pytest.mark.long

@@ -23,6 +23,7 @@ from t5_fsdp.report.markup import Markup, escape, json_script, tag
 from t5_fsdp.report.runs import read_run, read_runs
 from t5_fsdp.report.summaries import browsable
 from tests.run_folders import (
+    METRICS,
     prediction,
     save_row,
     train_row,
@@ -149,7 +150,7 @@ def test_the_figures_are_those_of_the_rows(make_run) -> None:
     assert found["Steps"] == ("500", "epoch 1 of 3")
     assert found["Best validation ROUGE-Lsum"] == ("41.0", "step 500, 32 examples")
     assert found["Test ROUGE-Lsum"] == ("33.0", "95 % interval 31.0 to 35.0, lead baseline 20.0")
-    assert found["Validation loss"] == ("2.000", "step 500; lowest 2.000 at step 500")
+    assert found["Validation loss"] == ("2.000", "step 500, the lowest")
     assert found["Tokens a second"] == ("2,000", "mean, all devices; 0.5 s a step")
     # 50 rows of 10 steps of 0.5 s, 5 validations of 20 s, 5 checkpoints of 2 s.
     assert found["Time"][0] == "6 min 0 s"
@@ -202,6 +203,30 @@ def test_panels_without_data_are_left_out(make_run) -> None:
     rows = [train_row(10, skipped_steps=2, allocator_retries=1, loss_scale=1024.0)]
     titles = [panel.title for panel in panels([read_run(make_run("b", rows))])]
     assert {"Skipped steps", "Allocator retries", "Loss scale", "MFU"} <= set(titles)
+
+
+def test_one_process_has_no_slowest_rank(make_run) -> None:
+    alone, many = make_run("alone"), make_run("many")
+    (alone / "environment.json").write_text(json.dumps({"world_size": 1}))
+    by_title = {panel.title: panel for panel in panels(read_runs([alone, many]))}
+    assert [line.name for line in by_title["Slowest rank"].series] == ["many"]
+    assert "Slowest rank" not in [panel.title for panel in panels([read_run(alone)])]
+
+
+def test_the_validation_loss_names_the_lowest_where_it_is_another(make_run) -> None:
+    rows = [validation_row(100, loss=1.5), validation_row(200, loss=2.0)]
+    found = figures_by_label(make_run(rows=rows))["Validation loss"]
+    assert found == ("2.000", "step 200; lowest 1.500 at step 100")
+
+
+def test_the_audits_lead_baseline_stands_beside_scores_of_as_many_examples(make_run) -> None:
+    folder = make_run()
+    audited = {"examples": 40, **dict.fromkeys(METRICS, 0.25)}
+    (folder / "data_audit.json").write_text(json.dumps({"lead_baseline": {"validation": audited}}))
+    assert "validation, lead baseline 40 25.0" in text_of(page_of(folder))
+    for step, number, is_shown in ((400, 32, False), (500, 40, True)):
+        write_evaluation(folder, "validation", step, map(prediction, range(number)))
+        assert ("validation, lead baseline 40 25.0" in text_of(page_of(folder))) == is_shown
 
 
 def test_a_hundred_thousand_rows_stay_small(make_run) -> None:

@@ -86,6 +86,20 @@ def test_means_are_of_equal_stretches() -> None:
     assert means([(0, None), (1, 2.0), (2, 4.0)], 1) == [(1, 3.0)]
 
 
+@pytest.mark.parametrize(("same", "num_dots"), [(True, 0), (False, 30)])
+def test_dots_are_decided_once_a_panel(same: bool, num_dots: int) -> None:
+    curves = [[(step, 1.0 * step) for step in range(number)] for number in (30, 50)]
+    svg, _ = draw(panel(*curves, same_marks=same))
+    assert svg.count("<circle") == num_dots
+    svg, _ = draw(panel(curves[0], curves[1][:40], same_marks=same))
+    assert svg.count("<circle") == 70
+
+
+def test_the_spoken_title_sets_the_unit_apart() -> None:
+    svg, _ = draw(Panel("Gradient norm", "before clipping", [Series("a", [(1, 2.0)])]))
+    assert 'aria-label="Gradient norm (before clipping), by step. a: 2 at step 1' in svg
+
+
 def test_a_gap_breaks_the_curve() -> None:
     svg, data = draw(panel([(1, 1.0), (2, 2.0), (3, None), (4, 1.0), (5, 3.0), (6, None)]))
     (path,) = paths(svg)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from typing import Any
 
 from t5_fsdp.config import ModelConfig
@@ -206,23 +205,12 @@ def _settle_ranks(options: Any) -> None:
         options.threads = max(1, num_cores() // options.world_size)
 
 
-@dataclass(frozen=True)
-class _RandomIds:
-    """The vocabulary of random token ids, see `model.build.Vocabulary`."""
-
-    size: int
-    pad_token_id: int = 0
-    eos_token_id: int = 1
-
-    def __len__(self) -> int:
-        return self.size
-
-
 def _check_model(options: Any) -> None:
     """That there is such a T5, or such a checkpoint, and the tokenizer that goes with it."""
     from t5_fsdp.data.tokenization import load_tokenizer
     from t5_fsdp.model.build import check_model, resolve_spec
     from t5_fsdp.model.pretrained import open_pretrained
+    from t5_fsdp.planning.planned_model import KnownVocabulary
 
     if options.mode == "data":
         load_tokenizer(options.tokenizer)
@@ -233,7 +221,7 @@ def _check_model(options: Any) -> None:
         model = options.model
         try:
             made = ModelConfig(name=None, init="random", config=model)
-            check_model(resolve_spec(made, _RandomIds(model["vocab_size"])), "sdpa")
+            check_model(resolve_spec(made, KnownVocabulary(model["vocab_size"])), "sdpa")
         except UserError as error:
             words = (text.replace("model.config.", "") for text in error.problems)
             words = (text.replace("model.config", "it") for text in words)

@@ -119,7 +119,7 @@ class StepBatches:
 
     @property
     def longest_example(self) -> int:
-        return int(_padded_tokens(self._split, self._width_multiple).max())
+        return int(_example_tokens(self._split, self._width_multiple).max())
 
     def iterate(self, first_step: int, last_step: int) -> Iterator[StepBatch]:
         """Batches of the steps `first_step` to `last_step` (from 1), collated one step ahead."""
@@ -194,7 +194,7 @@ def check_longest(
     Raises:
         UserError: naming the row, its length and the options to change.
     """
-    totals = _padded_tokens(split, width_multiple)
+    totals = _example_tokens(split, width_multiple)
     worst = int(totals.argmax()) if len(totals) else 0
     if len(totals) and totals[worst] > micro_batch_tokens:
         rounded = f", in multiples of {width_multiple}" if width_multiple > 1 else ""
@@ -206,7 +206,7 @@ def check_longest(
         )
 
 
-def _padded_tokens(split: TokenSource, width_multiple: int) -> np.ndarray:
+def _example_tokens(split: TokenSource, width_multiple: int) -> np.ndarray:
     """int64 [examples]: source and target of each, as they are padded where it is the longest."""
     source = round_up(split.source_lengths.astype(np.int64), width_multiple)
     return source + round_up(split.target_lengths, width_multiple)

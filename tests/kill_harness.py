@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from t5_fsdp.checkpoint.format import COMPLETE, complete_checkpoints, step_of
-from t5_fsdp.checkpoint.manager import read_weights
+from t5_fsdp.checkpoint.stored_weights import read_weights
 from tests.conftest import DROPOUT_MODEL, build_corpus, read_metrics, tiny_options
 from tests.launch import Launched, launched, run, torchrun
 

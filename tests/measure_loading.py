@@ -78,7 +78,7 @@ def load_and_watch(path: str, engine: str) -> float:
     """On a rank of the pool: load, and compare the peak since before with the model's bytes."""
     from transformers import AutoConfig
 
-    from t5_fsdp.checkpoint.manager import load_weights
+    from t5_fsdp.checkpoint.stored_weights import load_weights
     from t5_fsdp.model.build import ModelSpec, build_on_meta, num_parameters
     from t5_fsdp.model.pretrained import InitialWeights, open_pretrained
     from t5_fsdp.parallel.engine import parallelize

@@ -586,7 +586,7 @@ def test_an_own_model_is_sharded_evaluated_and_exported(
 ) -> None:
     from transformers import AutoModelForSeq2SeqLM
 
-    from t5_fsdp.checkpoint.manager import read_weights
+    from t5_fsdp.checkpoint.stored_weights import read_weights
     from t5_fsdp.cli.export_hf import main as export
 
     sharded, _ = pools(2).run(train_half_t5, corpus, tmp_path / "two", 0.5)

@@ -17,7 +17,8 @@ from t5_fsdp.data.tokenization import encode_sources, load_tokenizer
 from t5_fsdp.evaluation.evaluate import Generator, score_summaries, summarize
 from t5_fsdp.evaluation.generation import GenerationSettings
 from t5_fsdp.evaluation.rouge import METRICS, RougeSettings, score_pairs
-from t5_fsdp.model.build import build_with_weights, draw_weights, has_own_head, resolve_spec
+from t5_fsdp.model.build import build_with_weights, draw_weights, has_own_head
+from t5_fsdp.model.configuration import resolve_spec
 from t5_fsdp.model.pretrained import open_pretrained
 from t5_fsdp.parallel.common import DTYPES
 

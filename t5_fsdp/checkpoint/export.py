@@ -16,26 +16,16 @@ from typing import Any
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 
-from t5_fsdp.checkpoint.exported_options import (
-    DATA_OPTIONS,
-    GENERATION_OPTIONS,
-    SAMPLING_OPTIONS,
-)
+from t5_fsdp.checkpoint.exported_options import DATA_OPTIONS, GENERATION_OPTIONS, SAMPLING_OPTIONS
 from t5_fsdp.checkpoint.format import TOKENIZER, checkpoint_digest, read_state
-from t5_fsdp.checkpoint.manager import StoredWeights, read_weights
 from t5_fsdp.checkpoint.model_card import write_card
+from t5_fsdp.checkpoint.stored_weights import StoredWeights, read_weights
 from t5_fsdp.checkpoint.verification import Verification, verify
 from t5_fsdp.config import DataConfig, EvaluationConfig
 from t5_fsdp.errors import UserError
 from t5_fsdp.files import check_new, copy_files, new_folder, write_json
 from t5_fsdp.model.adapter import is_adapter, peft_state_dict
-from t5_fsdp.model.build import (
-    ModelSpec,
-    StateDict,
-    build_on_meta,
-    fit_adapter,
-    unique_state_dict,
-)
+from t5_fsdp.model.build import ModelSpec, StateDict, build_on_meta, fit_adapter, unique_state_dict
 from t5_fsdp.model.safetensors_files import write_tensors
 from t5_fsdp.parallel.common import DTYPES
 

@@ -13,7 +13,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,6 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import (
-    get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
     set_optimizer_state_dict,
@@ -43,103 +42,14 @@ from t5_fsdp.checkpoint.format import (
     checksums,
     files_below,
     folder_name,
-    read_state,
     write_complete,
 )
 from t5_fsdp.checkpoint.retention import Retention, prune
-from t5_fsdp.checkpoint.safe_reader import SafePlanner, SafeReader
+from t5_fsdp.checkpoint.safe_reader import SafeReader
+from t5_fsdp.checkpoint.stored_weights import load_tensors, model_tensors, with_shared_names
 from t5_fsdp.distributed import World
 from t5_fsdp.errors import UserError
 from t5_fsdp.files import json_number, write_json
-from t5_fsdp.model.build import StateDict, build_on_meta, unique_state_dict
-from t5_fsdp.parallel.common import clean_name
-
-
-def read_weights(folder: Path, wanted: Callable[[str], bool] = lambda name: True) -> StateDict:
-    """The full float32 weights on the CPU, by one process, without a process group.
-
-    Args:
-        folder: a complete checkpoint.
-        wanted: whether to read a tensor, by its name.
-
-    Raises:
-        UserError: as `check_complete`, or the weights are not the model's.
-    """
-    stored = StoredWeights(folder)
-    return stored.read([name for name in stored if wanted(name)])
-
-
-class StoredWeights(Mapping[str, torch.Tensor]):
-    """A complete checkpoint's full float32 weights, read by one process when they are asked for.
-
-    Raises:
-        UserError: as `read_weights`, when it is made or read from.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._tensors = unique_state_dict(build_on_meta(read_state(folder).spec))
-        self._reader = _Reader(folder)
-
-    def read(self, names: Sequence[str]) -> StateDict:
-        """Several at once, which is faster."""
-        weights = {name: torch.empty_like(self._tensors[name], device="cpu") for name in names}
-        _load({"model": weights}, self._folder, no_dist=True, reader=self._reader)
-        return weights
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return self.read([name])[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._tensors
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
-
-
-class _Reader(SafeReader):
-    """Reads what the files hold once, not for each tensor anew."""
-
-    _metadata: Any = None
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
-        if self._metadata is None:
-            self._metadata = super().read_metadata(*args, **kwargs)
-        return self._metadata
-
-
-def load_weights(folder: Path, model: nn.Module) -> None:
-    """Read a complete checkpoint's weights into a materialized model, on any layout; a collective.
-
-    Each rank reads its own part. The optimizer's state is left alone: a warm start.
-
-    Raises:
-        UserError: the files can't be read or belong to another model.
-    """
-    weights = _model_tensors(model)
-    _load({"model": weights}, folder, no_dist=False)
-    set_model_state_dict(model, _with_shared_names(model, weights))
-
-
-def _load(
-    state: dict[str, Any], folder: Path, no_dist: bool, reader: dcp.StorageReader | None = None
-) -> None:
-    try:
-        dcp.load(
-            state,
-            storage_reader=reader or SafeReader(folder),
-            planner=SafePlanner(),
-            no_dist=no_dist,
-        )
-    except (Exception, CheckpointException) as error:  # the latter is no Exception
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        reason = lines[-1].strip() if lines else type(error).__name__
-        raise UserError(
-            f"the checkpoint {folder} can't be read ({reason[:200]}); use another checkpoint"
-        ) from error
 
 
 @dataclass(frozen=True)
@@ -437,8 +347,8 @@ class CheckpointManager:
         # Left out of the reading: the stored options would win without a word over the
         # configuration's, and torch versions and optimizers differ in what they store there.
         groups = state["optimizer"].pop("param_groups")
-        _load(state, folder, no_dist=False)
-        set_model_state_dict(model, _with_shared_names(model, state["model"]))
+        load_tensors(state, folder, no_dist=False)
+        set_model_state_dict(model, with_shared_names(model, state["model"]))
         state["optimizer"]["param_groups"] = groups
         set_optimizer_state_dict(model, optimizer, state["optimizer"])
 
@@ -470,7 +380,7 @@ def _make_room(folder: Path) -> None:
 
 def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {
-        "model": _model_tensors(model),
+        "model": model_tensors(model),
         "optimizer": _optimizer_state(model, optimizer),
     }
 
@@ -484,25 +394,6 @@ def _optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
             if "step" in state:
                 state["step"].zero_()
     return get_optimizer_state_dict(model, optimizer)
-
-
-def _model_tensors(model: nn.Module) -> dict[str, Any]:
-    """This rank's parts of parameters and persistent buffers, as torch.distributed stores them."""
-    # torch lists a shared weight under all its names; one is enough.
-    names = {clean_name(name) for name, _ in (*model.named_parameters(), *model.named_buffers())}
-    full = get_model_state_dict(model)
-    return {name: tensor for name, tensor in full.items() if name in names}
-
-
-def _with_shared_names(model: nn.Module, weights: dict[str, Any]) -> dict[str, Any]:
-    """Put back the further names of shared weights, which torch's strict loading asks for."""
-    first_name: dict[int, str] = {}
-    full = dict(weights)
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        clean = clean_name(name)
-        original = first_name.setdefault(id(parameter), clean)
-        full[clean] = weights[original]
-    return full
 
 
 def _save_error(folder: Path, error: BaseException) -> UserError:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from t5_fsdp.checkpoint.format import read_state
-from t5_fsdp.checkpoint.manager import read_weights
+from t5_fsdp.checkpoint.stored_weights import read_weights
 from t5_fsdp.errors import UserError
 from t5_fsdp.model.build import build_with_weights
 

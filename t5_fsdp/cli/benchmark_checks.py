@@ -208,7 +208,7 @@ def _settle_ranks(options: Any) -> None:
 def _check_model(options: Any) -> None:
     """That there is such a T5, or such a checkpoint, and the tokenizer that goes with it."""
     from t5_fsdp.data.tokenization import load_tokenizer
-    from t5_fsdp.model.build import check_model, resolve_spec
+    from t5_fsdp.model.configuration import check_model, resolve_spec
     from t5_fsdp.model.pretrained import open_pretrained
     from t5_fsdp.planning.planned_model import KnownVocabulary
 

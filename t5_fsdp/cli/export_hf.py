@@ -172,7 +172,7 @@ def _write_file(found: FoundModel, config: Config, own: dict[str, Any], console:
 def _write_dcp(found: FoundModel, config: Config, own: dict[str, Any], console: Console) -> None:
     """A checkpoint with weights alone: of a Hugging Face model, or of one of ours."""
     from t5_fsdp.checkpoint.format import CONFIG, TOKENIZER, read_state
-    from t5_fsdp.checkpoint.manager import StoredWeights
+    from t5_fsdp.checkpoint.stored_weights import StoredWeights
     from t5_fsdp.checkpoint.weights_only import write_weights
 
     output = Path(own["output"])
@@ -198,7 +198,7 @@ def _convert(name: str, config: Config, output: Path, console: Console) -> None:
     from t5_fsdp.checkpoint.format import RunState
     from t5_fsdp.checkpoint.weights_only import write_weights
     from t5_fsdp.data.tokenization import load_tokenizer, tokenizer_digest
-    from t5_fsdp.model.build import resolve_spec
+    from t5_fsdp.model.configuration import resolve_spec
     from t5_fsdp.model.pretrained import open_pretrained
 
     options = hub_options(name, config)

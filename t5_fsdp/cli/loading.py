@@ -229,9 +229,9 @@ class _Opened:
 
 def _open(found: FoundModel, config: Config) -> _Opened:
     from t5_fsdp.checkpoint.format import TOKENIZER, read_state
-    from t5_fsdp.checkpoint.manager import StoredWeights
+    from t5_fsdp.checkpoint.stored_weights import StoredWeights
     from t5_fsdp.data.tokenization import load_tokenizer
-    from t5_fsdp.model.build import check_positions, resolve_spec
+    from t5_fsdp.model.configuration import check_positions, resolve_spec
     from t5_fsdp.model.pretrained import open_pretrained
 
     weights: Mapping[str, torch.Tensor]

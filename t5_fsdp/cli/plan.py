@@ -144,7 +144,7 @@ def plan_run(config: Config, world: World, spec: ModelSpec | None = None) -> Pla
     Raises:
         UserError: the model is not to be had, or the sharding does not suit the ranks.
     """
-    from t5_fsdp.model.build import check_model, check_positions
+    from t5_fsdp.model.configuration import check_model, check_positions
     from t5_fsdp.model.flops import T5Shape
     from t5_fsdp.parallel.mesh import mesh_problems
     from t5_fsdp.planning.planned_model import planned_spec

@@ -83,7 +83,8 @@ def prepare_on_all_ranks(
     Raises:
         UserError: as `prepare`.
     """
-    from t5_fsdp.data.prepared import open_prepared, prepare
+    from t5_fsdp.data.preparation import prepare
+    from t5_fsdp.data.prepared import open_prepared
 
     probe = cache_dir(config) / world.on_rank_zero(lambda: _make_probe(cache_dir(config)))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from t5_fsdp.checkpoint.format import RunState, check_content, is_checkpoint, read_state
-from t5_fsdp.checkpoint.manager import StoredWeights
+from t5_fsdp.checkpoint.stored_weights import StoredWeights
 from t5_fsdp.cli import run_folder
 from t5_fsdp.config import Config, to_dict, width_multiple
 from t5_fsdp.config_problems import validation_problems
@@ -20,13 +20,8 @@ from t5_fsdp.data.streaming import StreamBatches, stream_digest, stream_problem
 from t5_fsdp.data.tokenization import load_tokenizer, tokenizer_digest
 from t5_fsdp.errors import UserError
 from t5_fsdp.model.adapter import LoraAdapter
-from t5_fsdp.model.build import (
-    ModelSpec,
-    check_model,
-    check_positions,
-    fit_adapter,
-    resolve_spec,
-)
+from t5_fsdp.model.build import ModelSpec, fit_adapter
+from t5_fsdp.model.configuration import check_model, check_positions, resolve_spec
 from t5_fsdp.model.pretrained import InitialWeights, initial_weights
 from t5_fsdp.parallel.compilation import compilation_problem
 from t5_fsdp.parallel.mesh import mesh_problems

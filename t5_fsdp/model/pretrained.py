@@ -30,8 +30,8 @@ from t5_fsdp.model.build import (
     has_own_head,
     shared_names,
     unique_state_dict,
-    unreadable_name,
 )
+from t5_fsdp.model.configuration import unreadable_name
 from t5_fsdp.model.safetensors_files import FileWeights, StoredTensor, are_equal, read_header
 
 if TYPE_CHECKING:

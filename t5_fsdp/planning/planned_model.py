@@ -9,7 +9,8 @@ from t5_fsdp.checkpoint.format import is_checkpoint, read_state
 from t5_fsdp.config import ModelConfig
 from t5_fsdp.data.tokenization import TRAIN_TOKENIZER, load_tokenizer
 from t5_fsdp.errors import UserError
-from t5_fsdp.model.build import ModelSpec, resolve_spec
+from t5_fsdp.model.build import ModelSpec
+from t5_fsdp.model.configuration import resolve_spec
 from t5_fsdp.model.known_shapes import known_config, known_models
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from t5_fsdp.config import DataConfig, ModelConfig, TrainConfig
 from t5_fsdp.data.parts import prepared_splits
-from t5_fsdp.data.prepared import PreparedData, find_prepared_for
+from t5_fsdp.data.preparation import find_prepared_for
+from t5_fsdp.data.prepared import PreparedData
 from t5_fsdp.planning.step_time import Lengths
 from t5_fsdp.training.trainer import total_steps
 

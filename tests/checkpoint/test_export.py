@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from t5_fsdp.checkpoint.format import complete_checkpoints, read_state
-from t5_fsdp.checkpoint.manager import read_weights
+from t5_fsdp.checkpoint.stored_weights import read_weights
 from t5_fsdp.errors import UserError
 from t5_fsdp.model.safetensors_files import read_header, write_tensors
 from tests.conftest import make_pairs, tiny_options
@@ -108,7 +108,8 @@ def make_folder(corpus: Path, folder: Path, family: str, dtype: torch.dtype) -> 
     """A Hugging Face folder as transformers writes it, of random weights, with a tokenizer."""
     from t5_fsdp.config import ModelConfig
     from t5_fsdp.data.tokenization import load_tokenizer
-    from t5_fsdp.model.build import build_with_weights, draw_weights, resolve_spec
+    from t5_fsdp.model.build import build_with_weights, draw_weights
+    from t5_fsdp.model.configuration import resolve_spec
 
     shape, _ = FAMILIES[family]
     shape = shape if "encoder_layers" in shape else BASE | shape

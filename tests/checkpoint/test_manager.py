@@ -11,14 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from t5_fsdp.checkpoint.format import (
-    RunState,
-    _digest_of,
-    check_content,
-    complete_checkpoints,
-)
-from t5_fsdp.checkpoint.manager import read_weights
+from t5_fsdp.checkpoint.format import RunState, _digest_of, check_content, complete_checkpoints
 from t5_fsdp.checkpoint.retention import Retention, best_steps, check_room, prune
+from t5_fsdp.checkpoint.stored_weights import read_weights
 from t5_fsdp.cli.run_folder import find_checkpoint, find_resume
 from t5_fsdp.config import CheckpointConfig
 from t5_fsdp.errors import UserError

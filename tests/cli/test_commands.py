@@ -28,7 +28,7 @@ def test_exported_folder_gives_the_logits_of_the_checkpoint(trained: Path, expor
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
     from t5_fsdp.checkpoint.format import complete_checkpoints, read_state
-    from t5_fsdp.checkpoint.manager import read_weights
+    from t5_fsdp.checkpoint.stored_weights import read_weights
     from t5_fsdp.model.build import build_with_weights
 
     checkpoint = complete_checkpoints(trained)[-1]
@@ -157,7 +157,7 @@ def test_warm_start_takes_weights_and_overrides_from_a_checkpoint(
     pools: Any, corpus: Path, trained: Path, tmp_path: Path
 ) -> None:
     from t5_fsdp.checkpoint.format import complete_checkpoints, read_state
-    from t5_fsdp.checkpoint.manager import read_weights
+    from t5_fsdp.checkpoint.stored_weights import read_weights
 
     start = complete_checkpoints(trained)[-1]
     options = {

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from t5_fsdp.config import DataConfig, ModelConfig
-from t5_fsdp.data.prepared import prepare
+from t5_fsdp.data.preparation import prepare
 from t5_fsdp.data.tokenization import load_tokenizer
 from tests.conftest import tiny_options, write_jsonl
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from t5_fsdp.config import Config, DataConfig, ModelConfig
 from t5_fsdp.config_problems import value_problems
 from t5_fsdp.data.epoch_plan import MixturePart, draw_mixture
-from t5_fsdp.data.prepared import prepare
+from t5_fsdp.data.preparation import prepare
 from t5_fsdp.data.source_checks import source_problems
 
 SIZES = st.lists(st.tuples(st.integers(1, 40), st.floats(0.1, 10)), min_size=1, max_size=5)

@@ -11,7 +11,7 @@ import pytest
 from transformers import ByT5Tokenizer
 
 from t5_fsdp.config import DataConfig, ModelConfig
-from t5_fsdp.data.prepared import prepare
+from t5_fsdp.data.preparation import prepare
 from t5_fsdp.data.tokenization import (
     Encoder,
     decode_summary,

@@ -13,8 +13,9 @@ import pytest
 import sentencepiece
 
 from t5_fsdp.config import DataConfig, ModelConfig
-from t5_fsdp.data import prepared, tokenization
-from t5_fsdp.data.prepared import open_prepared, prepare
+from t5_fsdp.data import split_tokenization, tokenization
+from t5_fsdp.data.preparation import prepare
+from t5_fsdp.data.prepared import open_prepared
 from t5_fsdp.data.tokenization import (
     Encoder,
     encode_sources,
@@ -333,8 +334,8 @@ def test_a_byte_tokenizer_in_several_processes_gives_the_same(files, tmp_path, m
     ByT5Tokenizer().save_pretrained(tmp_path / "byt5")
     model = ModelConfig(tokenizer=str(tmp_path / "byt5"))
     alone = prepare(files, model, tmp_path / "one", silent)
-    monkeypatch.setattr(prepared, "_ROWS_FOR_PROCESSES", 10)
-    monkeypatch.setattr(prepared.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr(split_tokenization, "_ROWS_FOR_PROCESSES", 10)
+    monkeypatch.setattr(split_tokenization.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
     together = prepare(files, model, tmp_path / "two", silent)
     assert together.content_hash == alone.content_hash
     ids = together.split("train").target(0)
@@ -400,7 +401,7 @@ def test_rows_across_chunks_are_found_and_bounds_are_kept(tokenizer_folder, tmp_
     data = DataConfig(source="files", train_files=[str(path)])
     model = ModelConfig(tokenizer=str(tokenizer_folder))
     whole = prepare(data, model, tmp_path / "one", silent)
-    monkeypatch.setattr(prepared, "_ROWS_A_BATCH", 5)
+    monkeypatch.setattr(split_tokenization, "_ROWS_A_BATCH", 5)
     chunked = prepare(data, model, tmp_path / "two", silent)
     assert chunked.content_hash == whole.content_hash
     one, two = whole.split("train"), chunked.split("train")

@@ -120,7 +120,7 @@ def test_lengths_without_positions_are_refused_before_step_1(
 def test_special_tokens_of_a_new_bart_are_the_tokenizers(corpus: Path) -> None:
     from t5_fsdp.config import ModelConfig
     from t5_fsdp.data.tokenization import load_tokenizer
-    from t5_fsdp.model.build import resolve_spec
+    from t5_fsdp.model.configuration import resolve_spec
 
     tokenizer = load_tokenizer(str(corpus / "tokenizer"))
     for family, start in (("bart", 1), ("pegasus", 0), ("t5", 0)):

@@ -80,7 +80,7 @@ def test_the_adapter_learns_and_the_base_stays(trained: tuple[Path, str], base: 
     from transformers import T5ForConditionalGeneration
 
     from t5_fsdp.checkpoint.format import read_state
-    from t5_fsdp.checkpoint.manager import read_weights
+    from t5_fsdp.checkpoint.stored_weights import read_weights
 
     run_dir, out = trained
     weights = read_weights(checkpoint(run_dir))
@@ -167,7 +167,7 @@ def test_exports_compute_what_the_checkpoint_does(
     from transformers import AutoModelForSeq2SeqLM
 
     from t5_fsdp.checkpoint.format import read_state
-    from t5_fsdp.checkpoint.manager import read_weights
+    from t5_fsdp.checkpoint.stored_weights import read_weights
     from t5_fsdp.model.build import build_with_weights
 
     merged, alone = tmp_path / "merged", tmp_path / "adapter"
@@ -243,7 +243,7 @@ def test_resume_refuses_another_adapter(
 def test_warm_starts_between_models_with_and_without_adapter(
     pools: Any, corpus: Path, base: Path, trained: tuple[Path, str], tmp_path: Path
 ) -> None:
-    from t5_fsdp.checkpoint.manager import read_weights
+    from t5_fsdp.checkpoint.stored_weights import read_weights
 
     still = {"optimizer.lr": 0, "train.max_steps": 1}
     none = {"model.adapter": "null", "model.lora_rank": 16, "model.lora_alpha": 32}

@@ -152,7 +152,7 @@ def test_few_examples_train_on_two_ranks(
 
 
 def final_weights(run_dir: Path, step: int) -> dict[str, torch.Tensor]:
-    from t5_fsdp.checkpoint.manager import read_weights
+    from t5_fsdp.checkpoint.stored_weights import read_weights
 
     return read_weights(run_dir / "checkpoints" / f"step-{step:08d}")
 

@@ -158,7 +158,7 @@ def test_two_ranks_train_as_the_command_does(
 ) -> None:
     import torch
 
-    from t5_fsdp.checkpoint.manager import read_weights
+    from t5_fsdp.checkpoint.stored_weights import read_weights
 
     options = {**SCHEDULE, "parallel.activation_checkpointing": "full"}
     train_by_command(corpus, tmp_path / "ours", **options)

@@ -130,7 +130,7 @@ def test_training_starts_from_the_files_weights(
 ) -> None:
     from transformers import AutoModelForSeq2SeqLM
 
-    from t5_fsdp.checkpoint.manager import read_weights
+    from t5_fsdp.checkpoint.stored_weights import read_weights
     from t5_fsdp.model.build import unique_state_dict
 
     folder = write(tmp_path / "hf", corpus)
@@ -152,20 +152,20 @@ def test_training_starts_from_the_files_weights(
 
 def train_while_the_file_shrinks(options: list[str], folder: str) -> tuple[int, str, str]:
     """On a rank of the pool: the command, whose files are cut after they were checked."""
-    from t5_fsdp.cli import train
+    from t5_fsdp.cli import trainer_assembly
 
-    original = train._build_engine
+    original = trainer_assembly._build_engine
 
     def cut_first(*arguments: Any) -> Any:
         for path in Path(folder).glob("*.safetensors"):
             os.truncate(path, 3000)
         return original(*arguments)
 
-    train._build_engine = cut_first
+    trainer_assembly._build_engine = cut_first
     try:
         return run_command("train", options)
     finally:
-        train._build_engine = original
+        trainer_assembly._build_engine = original
 
 
 @pytest.mark.parametrize("engine", ["fsdp2", "ddp"])

@@ -14,7 +14,8 @@ from t5_fsdp.config import Config, cache_dir, width_multiple
 from t5_fsdp.console import Console
 from t5_fsdp.data.batching import StepBatch, StepBatches, check_longest, evaluation_shares
 from t5_fsdp.data.collation import SpecialIds, collate_rows
-from t5_fsdp.data.prepared import PreparedData, prepare
+from t5_fsdp.data.preparation import prepare
+from t5_fsdp.data.prepared import PreparedData
 from t5_fsdp.data.tokenized import TokenizedSplit
 from t5_fsdp.errors import UserError
 from t5_fsdp.evaluation.evaluate import choose_examples

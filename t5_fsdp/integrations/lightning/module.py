@@ -44,13 +44,8 @@ from t5_fsdp.integrations.lightning.data import (
     rows_of,
 )
 from t5_fsdp.integrations.lightning.scoring import gather, rouge
-from t5_fsdp.model.build import (
-    ModelSpec,
-    StateDict,
-    build_with_weights,
-    check_model,
-    resolve_spec,
-)
+from t5_fsdp.model.build import ModelSpec, StateDict, build_with_weights
+from t5_fsdp.model.configuration import check_model, resolve_spec
 from t5_fsdp.model.pretrained import initial_weights
 from t5_fsdp.parallel.common import DTYPES
 from t5_fsdp.seeding import seed_torch

@@ -20,6 +20,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # Before torch is imported: on small tensors two threads that share their cores with the worker
 # pools are a hundred times slower than one.
 os.environ["OMP_NUM_THREADS"] = "1"
+# A suite that a shell runs in the background, or nohup, would hand its deafness to Ctrl-C on to
+# the processes that it starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 ROOT = Path(__file__).parents[1]
 WORDS = ["rinse", "cut", "rice", "soil", "water", "door", "lamp", "blue", "green", "sun", "rain"]
 

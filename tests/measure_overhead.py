@@ -1,21 +1,18 @@
-"""What a run's own meters and log cost, as a share of a step, and whether its memory grows.
+"""What a run's own meters and log cost, as a share of a step.
 
     OMP_NUM_THREADS=1 python -m tests.measure_overhead [--steps 20] [--ranks 1] [--small]
 
 Trains the model of the benchmark (4 + 4 layers, d_model 256, bf16, global batch 32) on the bundled
 sample, writing a row each step, which is ten times as often as by default, with TensorBoard. What
 is measured is the time inside of the meters' and the log's own functions, and not the difference
-of two runs, which on a busy machine differ by more than this. Resident memory goes up and down by a
-percent from step to step, so medians of 50 rows are compared: the last ones, and those 500 steps
-before, when most sizes of batch have been met (in a shorter run five eighths of it). With --small a
-model that is quick enough for 800 steps.
+of two runs, which on a busy machine differ by more than this. With --small a
+model that is quick enough for many steps.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import tempfile
 import time
 from collections import defaultdict
@@ -112,9 +109,6 @@ def measure(folder: Path, steps: int, ranks: int, small: bool) -> dict[str, floa
     marks = sum(seconds[name] for name in ("begin_step", "lap", "end_step", "count")) / steps
     blocks = 2 * (SMALL if small else MODEL)["num_layers"]
     hooks = blocks * seconds["hooks of a block"]
-    resident = [row["resident_memory_bytes"] for row in rows]
-    between = min(500, len(rows) * 5 // 8)
-    early, late = (statistics.median(part) for part in (resident[:-between][-50:], resident[-50:]))
     return {
         "step": step,
         "marks": marks,
@@ -123,9 +117,6 @@ def measure(folder: Path, steps: int, ranks: int, small: bool) -> dict[str, floa
         "log": seconds["_log"] / steps,
         "share": (marks + hooks + seconds["_log"] / steps) / step,
         "agreement": sum(row["communication_seconds"] for row in rows[1:]) / (len(rows) - 1),
-        "resident": late,
-        "growth": late / early - 1.0,
-        "growth_steps": between,
     }
 
 
@@ -147,10 +138,6 @@ def main() -> None:
         f"share of a step: {found['share']:.3%} with a row each step, "
         f"{(found['marks'] + (found['hooks'] + found['log']) / 10) / found['step']:.3%} with one "
         f"in ten; the ranks' agreement takes {1e6 * found['agreement']:.0f} microseconds a step"
-    )
-    print(
-        f"resident memory {found['resident'] / 2**20:.1f} MiB, {found['growth']:+.2%} over the "
-        f"last {found['growth_steps']:.0f} steps"
     )
 
 

@@ -331,11 +331,8 @@ def test_a_slow_rank_is_found_under_every_engine(slow_run: list[dict[str, Any]])
 
 
 @pytest.mark.exhaustive  # needs quiet cores
-def test_meters_are_cheap_and_memory_does_not_grow(tmp_path: Path) -> None:
-    found = measure(tmp_path, steps=800, ranks=1, small=True)
-    # Two runs on busy cores grew by 0.1 and 2.1 %: what is kept goes up and down with the batches'
-    # sizes. A leak of 50 kB a step would be 4 %.
-    assert found["growth_steps"] == 500 and found["growth"] < 0.04
+def test_meters_are_cheap(tmp_path: Path) -> None:
+    found = measure(tmp_path, steps=300, ranks=1, small=True)
     # The meters' own share of a step; a row with TensorBoard is for every tenth.
     assert found["marks"] + (found["hooks"] + found["log"]) / 10 < 0.02 * found["step"]
 

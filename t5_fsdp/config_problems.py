@@ -237,8 +237,7 @@ def _combination_problems(config: Config) -> list[str]:
             "adapter's matrices are units inside compiled blocks; use parallel.engine: fsdp2"
         )
     problems += _data_problems(data)
-    problems += _parallel_problems(config.parallel)
-    problems += _optimizer_problems(config.optimizer, config.parallel)
+    problems += sharding_problems(config.parallel, config.optimizer)
     problems += _generation_problems(config.evaluation)
     if data.streaming and config.train.max_steps is None:
         problems.append(
@@ -465,6 +464,61 @@ _ENGINE_OPTIONS: dict[str, tuple[tuple[str, ...], Any]] = {
 }
 
 
+@dataclass(frozen=True)
+class IdleOption:
+    """An option of `parallel` that the others leave without effect.
+
+    Attributes:
+        name: within its section.
+        neutral: the value that it has to have.
+        problem: what is said of any other.
+    """
+
+    name: str
+    neutral: Any
+    problem: str
+
+
+def idle_options(parallel: ParallelConfig) -> list[IdleOption]:
+    """Options that are set, but do nothing with the others as they are."""
+    return [
+        IdleOption(name, neutral, f"parallel.{name} {why}")
+        for name, neutral, why in _idle(parallel)
+        if getattr(parallel, name) != neutral
+    ]
+
+
+def _idle(parallel: ParallelConfig) -> Iterator[tuple[str, Any, str]]:
+    """(name, neutral value, why it does nothing and the remedy) of all, set or not."""
+    if parallel.sharding != "hybrid_shard":
+        yield "num_replicas", None, "is only for parallel.sharding: hybrid_shard; set it to null"
+    for name, (engines, neutral) in _ENGINE_OPTIONS.items():
+        if parallel.engine not in engines:
+            only = f"is only for parallel.engine: {' or '.join(engines)}"
+            yield name, neutral, f"{only}; set it to {_yaml(neutral)}"
+    if parallel.sharding == "shard_grad_op":
+        decides = "is what parallel.sharding: shard_grad_op decides; set one of them to null"
+        yield "reshard_after_forward", None, decides
+    if parallel.wrap == "block":
+        smallest = ParallelConfig.wrap_min_parameters
+        why = f"is only for parallel.wrap: size; set it to {smallest}"
+        yield "wrap_min_parameters", smallest, why
+    if parallel.activation_checkpointing == "none":
+        for name, neutral in (("stack", "both"), ("every", 1)):
+            option = f"activation_checkpointing_{name}"
+            why = f"is {getattr(parallel, option)}, but nothing is recomputed; set it to {neutral}"
+            yield option, neutral, f"{why}, or parallel.activation_checkpointing: full"
+    if not parallel.compile:
+        backend = ParallelConfig.compile_backend
+        why = f"is only with parallel.compile: true; set it to {backend}"
+        yield "compile_backend", backend, why
+
+
+def sharding_problems(parallel: ParallelConfig, optimizer: OptimizerConfig) -> list[str]:
+    """What excludes each other in these two sections, one line each."""
+    return _parallel_problems(parallel) + _optimizer_problems(optimizer, parallel)
+
+
 def _parallel_problems(parallel: ParallelConfig) -> list[str]:
     problems = []
     engine, sharding = parallel.engine, parallel.sharding
@@ -474,34 +528,7 @@ def _parallel_problems(parallel: ParallelConfig) -> list[str]:
             f"parallel.sharding: {sharding} does not exist for parallel.engine: {engine} (it has "
             f"{', '.join(_SHARDINGS[engine])}); use parallel.engine: {other}"
         )
-    if parallel.num_replicas is not None and sharding != "hybrid_shard":
-        problems.append(
-            "parallel.num_replicas is only for parallel.sharding: hybrid_shard; set it to null"
-        )
-    for name, (engines, neutral) in _ENGINE_OPTIONS.items():
-        value = getattr(parallel, name)
-        if value != neutral and engine not in engines:
-            problems.append(
-                f"parallel.{name} is only for parallel.engine: {' or '.join(engines)}; set it to "
-                f"{_yaml(neutral)}"
-            )
-    if parallel.reshard_after_forward is not None and sharding == "shard_grad_op":
-        problems.append(
-            "parallel.reshard_after_forward is what parallel.sharding: shard_grad_op decides; set "
-            "one of them to null"
-        )
-    smallest = ParallelConfig.wrap_min_parameters
-    if parallel.wrap == "block" and parallel.wrap_min_parameters != smallest:
-        problems.append(
-            f"parallel.wrap_min_parameters is only for parallel.wrap: size; set it to {smallest}"
-        )
-    for name, neutral in (("stack", "both"), ("every", 1)):
-        value = getattr(parallel, f"activation_checkpointing_{name}")
-        if parallel.activation_checkpointing == "none" and value != neutral:
-            problems.append(
-                f"parallel.activation_checkpointing_{name} is {value}, but nothing is recomputed; "
-                f"set it to {neutral}, or parallel.activation_checkpointing: full"
-            )
+    problems += [option.problem for option in idle_options(parallel)]
     if parallel.compile and parallel.wrap == "size":
         problems.append(
             "parallel.compile is for parallel.wrap: block: a unit inside a compiled block would be "
@@ -511,11 +538,6 @@ def _parallel_problems(parallel: ParallelConfig) -> list[str]:
         problems.append(
             f"parallel.forward_prefetch is {parallel.forward_prefetch}; parallel.engine: fsdp1 "
             "knows 0 and 1"
-        )
-    if parallel.compile_backend != ParallelConfig.compile_backend and not parallel.compile:
-        problems.append(
-            "parallel.compile_backend is only with parallel.compile: true; set it to "
-            f"{ParallelConfig.compile_backend}"
         )
     scale = parallel.initial_loss_scale
     if scale != ParallelConfig.initial_loss_scale and not parallel.uses_fp16:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from t5_fsdp.planning.fit import as_yaml
 from t5_fsdp.planning.step_time import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY
 from t5_fsdp.quantities import counted, duration, memory_size, traffic_size
 
@@ -41,6 +42,11 @@ def _times(*seconds: float) -> tuple[list[str], str]:
     return ["0" if v < 1e-4 else f"{v:.1f}" if v >= 100 else f"{v:#.3g}" for v in shown], unit
 
 
+def _memory_unit(num_bytes: int) -> tuple[int, str]:
+    """Of a column whose largest number this is: bytes, and the name."""
+    return (_GIB, "GiB") if num_bytes >= _GIB // 2 else (2**20, "MiB")
+
+
 def heading(run: PlannedRun, batch: MicroBatchShape, device: str) -> str:
     """The run in two or three lines."""
     parallel, world = run.parallel, run.world
@@ -66,7 +72,7 @@ def heading(run: PlannedRun, batch: MicroBatchShape, device: str) -> str:
 def memory(estimated: MemoryParts, simulated: MemoryParts | None) -> str:
     """A row a part; the parts are not largest at the same time, so the peak is less than a sum."""
     columns = [estimated] if simulated is None else [estimated, simulated]
-    size, unit = (_GIB, "GiB") if estimated.peak >= _GIB // 2 else (2**20, "MiB")
+    size, unit = _memory_unit(estimated.peak)
     titles = ["closed form", "simulated"][: len(columns)]
     lines = [f"{unit} a rank".ljust(24) + "".join(title.rjust(14) for title in titles)]
     for name in asdict(estimated):
@@ -199,29 +205,44 @@ def sweep(found: Sequence[Candidate], shown: int = 12) -> str:
     """The fastest settings that fit."""
     if not found:
         return "no setting fits"
-    unit = _times(found[0].time.step_seconds)[1]
-    factor = 1.0 if unit == "s" else 1000.0
-    lines = [
-        f"{counted(len(found), 'setting')} fit, the fastest:",
-        f"{'':>3}{'sharding':<15}{'checkpointing':<14}{'optimizer':<11}{'reduce':<8}"
-        f"{'micro-batch':>12}{'peak GiB':>9}{unit + '/step':>8}",
-    ]
-    for number, candidate in enumerate(found[:shown], 1):
-        options = candidate.options
-        name = options["optimizer.name"]
-        if options["optimizer.moments_dtype"] == "bf16":
-            name += " bf16"
-        sharding = options["parallel.sharding"]
-        if options["parallel.engine"] == "ddp":
-            sharding = "ddp"
-        reduction = "each" if options["parallel.sync_every_micro_batch"] else "last"
-        lines.append(
-            f"{number:>2} {sharding:<15}{options['parallel.activation_checkpointing']:<14}"
-            f"{name:<11}{reduction:<8}{options['train.micro_batch_tokens']:>12,}"
-            f"{candidate.memory.peak / _GIB:>9.1f}{factor * candidate.time.step_seconds:>#8.3g}"
-        )
-    lines.append("reduce: gradients, after each micro-batch or the last of a step")
-    return "\n".join(lines)
+    shown_ones = list(enumerate(found[:shown], 1))
+    size, unit = _memory_unit(max(candidate.memory.peak for _, candidate in shown_ones))
+    second, per_second = _times(found[0].time.step_seconds)[1], 1.0
+    if second == "ms":
+        per_second = 1000.0
+    return "\n".join(
+        [
+            f"{counted(len(found), 'setting')} fit, the fastest:",
+            f"{'':>3}{'sharding':<15}{'checkpointing':<14}{'optimizer':<11}{'reduce':<7}"
+            f"{'micro-batch':>12}{'peak ' + unit:>9}{second + '/step':>9}",
+            *(
+                f"{number:>2} {_setting(candidate)}{candidate.memory.peak / size:>9.1f}"
+                f"{per_second * candidate.time.step_seconds:>#9.3g}"
+                for number, candidate in shown_ones
+            ),
+            "reduce: gradients, after each micro-batch or the last of a step",
+            *(
+                wrap(f"{number:>2} with {as_yaml(candidate.companions)}")
+                for number, candidate in shown_ones
+                if candidate.companions
+            ),
+        ]
+    )
+
+
+def _setting(candidate: Candidate) -> str:
+    """What tells a row of the sweep from the others, in columns."""
+    options = candidate.options
+    optimizer = options["optimizer.name"]
+    if options["optimizer.moments_dtype"] == "bf16":
+        optimizer += " bf16"
+    is_ddp = options["parallel.engine"] == "ddp"
+    sharding = "ddp" if is_ddp else options["parallel.sharding"]
+    reduction = "each" if options["parallel.sync_every_micro_batch"] else "last"
+    return (
+        f"{sharding:<15}{options['parallel.activation_checkpointing']:<14}{optimizer:<11}"
+        f"{reduction:<7}{options['train.micro_batch_tokens']:>12,}"
+    )
 
 
 def simulated_candidate(number: int, candidate: Candidate, parts: MemoryParts, limit: int) -> str:

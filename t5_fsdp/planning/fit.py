@@ -6,9 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from t5_fsdp.config import ParallelConfig
+from t5_fsdp.config_problems import idle_options, sharding_problems
 from t5_fsdp.errors import UserError
+from t5_fsdp.parallel.mesh import mesh_problems
 from t5_fsdp.planning.memory import estimate_memory
 from t5_fsdp.planning.run import PlannedRun
+from t5_fsdp.quantities import memory_size
 
 # Of a device's memory PyTorch's tensors cannot have: CUDA's context (0.5 GiB), NCCL's buffers
 # (about 0.5), workspaces of cuBLAS, and what the allocator loses between its blocks.
@@ -70,14 +74,16 @@ class Change:
 
     def describe(self) -> str:
         """As they stand in a configuration."""
-        words = (f"{name}: {_as_yaml(value)}" for name, value in self.options.items())
-        return f"{', '.join(words)} (peak {self.peak / 2**30:.1f} GiB)"
+        return f"{as_yaml(self.options)} (peak {memory_size(self.peak)})"
 
 
-def _as_yaml(value: Any) -> str:
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def as_yaml(options: dict[str, Any]) -> str:
+    """In one line, as they stand in a configuration."""
+    words = {None: "null", True: "true", False: "false"}
+    return ", ".join(
+        f"{name}: {words[value] if value is None or isinstance(value, bool) else value}"
+        for name, value in options.items()
+    )
 
 
 def remedies(run: PlannedRun, limit: int) -> list[Change]:
@@ -94,7 +100,10 @@ def _joint_changes(run: PlannedRun, limit: int) -> list[Change]:
     with_smaller: Change | None = None
     options: dict[str, Any] = {}
     for more in _steps(run):
-        options |= more
+        joined = accepted(run, options | more)
+        if joined is None:
+            continue
+        options = joined
         changed = with_options(run, options)
         peak = estimate_memory(changed).peak
         if peak <= limit:
@@ -123,8 +132,10 @@ def _single_changes(run: PlannedRun, limit: int) -> Iterator[Change]:
     if tokens is not None and tokens != run.train.micro_batch_tokens:
         options: dict[str, Any] = {"train.micro_batch_tokens": tokens}
         yield Change(options, estimate_memory(with_options(run, options)).peak)
-    for options in _cheap_steps(run):
-        yield Change(options, estimate_memory(with_options(run, options)).peak)
+    for step in _cheap_steps(run):
+        found = accepted(run, step)
+        if found is not None:
+            yield Change(found, estimate_memory(with_options(run, found)).peak)
 
 
 def _cheap_steps(run: PlannedRun) -> Iterator[dict[str, Any]]:
@@ -132,16 +143,30 @@ def _cheap_steps(run: PlannedRun) -> Iterator[dict[str, Any]]:
     parallel = run.parallel
     is_whole = not parallel.frees_units or parallel.sharding == "hybrid_shard"
     if run.world.world_size > 1 and is_whole:
-        fully: dict[str, Any] = {
-            "engine": "fsdp2" if parallel.engine == "ddp" else parallel.engine,
-            "sharding": "full_shard", "num_replicas": None, "reshard_after_forward": None,
-        }  # fmt: skip
-        yield {f"parallel.{name}": value for name, value in fully.items()
-               if getattr(parallel, name) != value}  # fmt: skip
+        stays = parallel.engine != "ddp" and run.optimizer.name != "adafactor"
+        yield _parallel_changes(
+            parallel,
+            engine=parallel.engine if stays else "fsdp2",  # fsdp1 has no rows for Adafactor
+            sharding="full_shard",
+            num_replicas=None,
+            reshard_after_forward=None,
+        )
     if run.micro_batches > 1 and not parallel.sync_every_micro_batch:
         yield {"parallel.sync_every_micro_batch": True}
-    if parallel.activation_checkpointing != "full":
-        yield {"parallel.activation_checkpointing": "full"}
+    everything = _parallel_changes(
+        parallel,
+        activation_checkpointing="full",
+        activation_checkpointing_stack="both",
+        activation_checkpointing_every=1,
+    )
+    if everything:
+        yield everything
+
+
+def _parallel_changes(parallel: ParallelConfig, **wanted: Any) -> dict[str, Any]:
+    """Those that differ from what is set, by dotted name."""
+    return {f"parallel.{name}": value for name, value in wanted.items()
+            if getattr(parallel, name) != value}  # fmt: skip
 
 
 def _steps(run: PlannedRun) -> Iterator[dict[str, Any]]:
@@ -158,6 +183,24 @@ def with_options(run: PlannedRun, options: dict[str, Any]) -> PlannedRun:
         section, _, option = name.partition(".")
         run = replace(run, **{section: replace(getattr(run, section), **{option: value})})
     return run
+
+
+def accepted(run: PlannedRun, options: dict[str, Any]) -> dict[str, Any] | None:
+    """Options as a training takes them: with what has to change beside them, by dotted name.
+
+    E.g. parallel.cpu_offload: false beside parallel.engine: ddp.
+
+    Returns:
+        None where options that stay, or the ranks, do not suit them.
+    """
+    idle = idle_options(with_options(run, options).parallel)
+    options = options | {f"parallel.{option.name}": option.neutral for option in idle}
+    changed = with_options(run, options)
+    if changed.parallel.wrap != run.parallel.wrap:
+        return None  # the units would be others than those that `run.sizes` counts
+    if sharding_problems(changed.parallel, changed.optimizer):
+        return None
+    return None if mesh_problems(changed.parallel, changed.world) else options
 
 
 def refusal(run: PlannedRun, device_bytes: int) -> UserError | None:

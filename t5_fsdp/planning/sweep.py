@@ -9,8 +9,7 @@ from typing import Any
 
 from t5_fsdp.errors import UserError
 from t5_fsdp.model.devices import Device
-from t5_fsdp.parallel.mesh import mesh_problems
-from t5_fsdp.planning.fit import largest_micro_batch_tokens, with_options
+from t5_fsdp.planning.fit import accepted, largest_micro_batch_tokens, with_options
 from t5_fsdp.planning.memory import estimate_memory
 from t5_fsdp.planning.parts import MemoryParts
 from t5_fsdp.planning.run import PlannedRun
@@ -24,6 +23,12 @@ _SHARDINGS: tuple[tuple[str, str], ...] = (
 _OPTIMIZERS: tuple[tuple[str, str], ...] = (
     ("adamw", "fp32"), ("adamw", "bf16"), ("adafactor", "fp32")
 )  # fmt: skip
+_SWEPT = frozenset({
+    "parallel.engine", "parallel.sharding", "parallel.num_replicas",
+    "parallel.reshard_after_forward", "parallel.activation_checkpointing",
+    "parallel.sync_every_micro_batch", "optimizer.name", "optimizer.moments_dtype",
+    "train.micro_batch_tokens",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,8 @@ class Candidate:
     """A setting that fits.
 
     Attributes:
-        options: that differ between candidates, by dotted name.
+        options: that differ between candidates, and what of the run has to change with them, by
+            dotted name.
         run: the run with them.
     """
 
@@ -39,6 +45,11 @@ class Candidate:
     run: PlannedRun
     memory: MemoryParts
     time: StepTime
+
+    @property
+    def companions(self) -> dict[str, Any]:
+        """Options that no sweep goes through, but that these do not go with."""
+        return {name: value for name, value in self.options.items() if name not in _SWEPT}
 
     def to_json(self) -> dict[str, Any]:
         """Options, memory and time."""
@@ -53,10 +64,11 @@ def sweep(run: PlannedRun, device: Device, lengths: Lengths, limit: int) -> list
     needs less memory comes first. Optimizers are different recipes, not only different sizes.
     """
     found = []
-    for options in _settings(run):
-        changed = with_options(run, options)
-        if mesh_problems(changed.parallel, changed.world):
+    for setting in _settings(run):
+        options = accepted(run, setting)
+        if options is None:
             continue
+        changed = with_options(run, options)
         tokens = largest_micro_batch_tokens(changed, limit)
         if tokens is None:
             continue

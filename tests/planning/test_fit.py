@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from t5_fsdp.config_problems import sharding_problems
 from t5_fsdp.model.devices import DEVICES
+from t5_fsdp.parallel.mesh import mesh_problems
 from t5_fsdp.planning.fit import (
     largest_micro_batch_tokens,
     refusal,
@@ -130,6 +132,47 @@ def test_a_sweep_gives_what_fits_fastest_first() -> None:
         again = estimate_memory(with_options(run, candidate.options))
         assert again.peak == candidate.memory.peak
     assert not sweep(run, DEVICES["a100-40"], Lengths(512, 128, ""), 2 * GIB)
+
+
+# Settings whose options do not go with every other that a sweep or a remedy would set.
+UNUSUAL: list[dict[str, object]] = [
+    {"parallel__cpu_offload": True},
+    {"parallel__activation_checkpointing_stack": "encoder"},
+    {"parallel__activation_checkpointing_every": 2},
+    {"parallel__forward_prefetch": 2},
+    {"parallel__reshard_after_forward": 4},
+    {"parallel__engine": "fsdp1", "parallel__backward_prefetch": "post"},
+    {"parallel__engine": "fsdp1", "parallel__sharding": "no_shard", "optimizer__name": "adafactor"},
+    {"parallel__wrap": "size", "parallel__wrap_min_parameters": 10_000_000},
+    {"parallel__reduce_dtype": "bf16"},
+]
+
+
+@pytest.mark.parametrize("options", UNUSUAL, ids=str)
+@pytest.mark.parametrize("gib", [4, 24])
+def test_what_is_advised_is_what_a_training_takes(options: dict[str, object], gib: int) -> None:
+    run = planned("google-t5/t5-large", **options)
+    advised = [change.options for change in remedies(run, gib * GIB)]
+    advised += [c.options for c in sweep(run, DEVICES["a100-40"], Lengths(512, 150, ""), gib * GIB)]
+    assert advised
+    for setting in advised:
+        found = with_options(run, setting)
+        assert sharding_problems(found.parallel, found.optimizer) == [], setting
+        assert mesh_problems(found.parallel, found.world) == [], setting
+        assert estimate_memory(found).peak <= gib * GIB
+
+
+def test_a_sweep_says_what_has_to_change_beside_it() -> None:
+    run = planned("google-t5/t5-base", parallel__cpu_offload=True)
+    found = sweep(run, DEVICES["a100-40"], Lengths(512, 150, ""), FORTY)
+    beside = {c.options["parallel.engine"]: c.companions for c in found}
+    assert beside == {"ddp": {"parallel.cpu_offload": False}, "fsdp2": {}}
+
+
+def test_recomputing_only_some_blocks_is_not_yet_all_that_saves() -> None:
+    run = planned("google-t5/t5-large", parallel__activation_checkpointing_every=4)
+    options = [change.options for change in remedies(run, 9 * GIB)]
+    assert {"parallel.activation_checkpointing_every": 1} in options
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

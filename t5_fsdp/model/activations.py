@@ -120,8 +120,8 @@ def backward_bytes(
 
     What is recomputed first; then gradients of the inner states, or of query, key, value and scores
     when what the feed-forward layer kept is gone; of the residual with its float32 copies; and, of
-    a position bias, what the layers behind have added up, unless their kept tensors, which are gone
-    by then, were more. An upper bound by some.
+    a position bias, what the layers behind have added up, less the kept tensors of one of them,
+    which are gone by then: of very long sources the bias is more. An upper bound by some.
     """
     layers = _Layers(shape, batch, options)
     is_recomputed = options.recomputed(stack, 1) == 1
@@ -170,13 +170,28 @@ class _Layers:
         length = self._batch.source if stack == "encoder" else self._batch.target
         b, d = options.itemsize, shape.d_model
         inner = shape.ff_matrices * self._d_ff(stack) * tokens * b
-        kernel = self._kernel(biased=True)
         scores = self._batch.rows * shape.num_heads * length * self._row(length)
-        attention = 3 * shape.inner * tokens * b
-        attention += scores * (b if kernel == "efficient" else 8 if kernel == "math" else 2 * b)
-        bias = 0 if shape.frozen or not is_recomputed else scores * b
+        attention = 3 * shape.inner * tokens * b + scores * self._score_gradient()
+        bias = 0 if shape.frozen else self._bias_gradient(scores * b, stack, is_recomputed)
         gone = self._feed_forward(tokens, stack)
         return max(inner, attention - gone) + bias + tokens * d * (2 * options.residual + 4)
+
+    def _score_gradient(self) -> int:
+        """Bytes a score in the backward pass of an attention."""
+        kernel, b = self._kernel(biased=True), self._options.itemsize
+        if kernel == "efficient":  # that of the bias alone
+            return 0 if self._shape.frozen else b
+        return 8 if kernel == "math" else 2 * b
+
+    def _bias_gradient(self, size: int, stack: str, is_recomputed: bool) -> int:
+        """What layers behind have added up of a bias of `size` bytes, less what is gone by then.
+
+        A recomputed first layer makes the bias itself anew, when the other layers are done with.
+        """
+        if not is_recomputed:
+            return max(0, size - self.whole(stack))
+        others = getattr(self._shape, f"{stack}_layers") - 1
+        return max(size, 2 * size - others * self.checkpointed(stack))
 
     def ends(self) -> int:
         """Embeddings and last norms of both stacks, and the encoder's output."""

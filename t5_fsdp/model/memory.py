@@ -49,9 +49,9 @@ def loss_bytes(
 ) -> int:
     """What `loss.target_loss` needs at most, by chunks of the head's logits.
 
-    A chunk's logits stand in float32 three times at the worst: the chunk's before, its own, and
-    inside logsumexp; alone, twice. The gradient of the head's weight is summed up in float32 beside
-    its last part, and scaled in float32 in the backward pass.
+    A chunk's logits stand in float32 twice, once inside logsumexp, and beside them those of the
+    chunk before. The gradient of the head's weight is summed up in float32 beside its last part,
+    and scaled in float32 in the backward pass.
 
     Args:
         d_model, vocab: of the head.
@@ -61,11 +61,9 @@ def loss_bytes(
         frozen: the head gets no gradient.
     """
     rows = min(targets, rows_at_a_time)
-    logits = (12 if targets > rows else 8) * rows * vocab
-    states = targets * d_model * itemsize
-    if frozen:
-        return logits + states
-    weight, is_summed = vocab * d_model, targets > rows
-    forward = logits + weight * (4 + itemsize if is_summed else itemsize)
+    second = min(targets - rows, rows)  # the last chunk may be short
+    weight = 0 if frozen else vocab * d_model
+    first_chunk = 8 * rows * vocab + weight * itemsize
+    later_chunk = (4 * rows + 8 * second) * vocab + weight * (4 + itemsize) if second else 0
     backward = weight * (itemsize + 8)
-    return max(forward, backward) + states
+    return max(first_chunk, later_chunk, backward) + targets * d_model * itemsize

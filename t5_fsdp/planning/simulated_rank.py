@@ -83,22 +83,25 @@ def _as_simulated(
     """The engine that stands for the configured one, its number of ranks, and what that leaves out.
 
     Only FSDP2 can be tracked. FSDP1 shards the same weights by the same units; where every rank
-    holds everything, one rank alone is simulated.
+    holds everything, one rank alone is simulated. FSDP1 on one rank computes under autocast, as DDP
+    does; on several without shards it casts the weights themselves.
     """
     notes = []
     if parallel.compile:
         notes.append("compiled blocks are simulated as they are before compilation")
         parallel = replace(parallel, compile=False)
-    is_whole = parallel.engine == "ddp" or parallel.sharding == "no_shard"
-    if parallel.engine == "fsdp1":
-        kind = "ddp" if is_whole else "fsdp2 with the same sharding"
-        notes.append(f"fsdp1 is simulated as {kind}")
-    if is_whole:
-        whole = replace(parallel, engine="ddp", sharding=None, cpu_offload=False)
+    if parallel.engine == "fsdp2":
+        return parallel, world_size, notes
+    if parallel.engine == "ddp" or (world_size == 1 and not parallel.cpu_offload):
+        if parallel.engine == "fsdp1":
+            notes.append("fsdp1 on one rank is simulated as ddp")
+        return replace(parallel, engine="ddp", sharding=None, cpu_offload=False), 1, notes
+    if parallel.sharding == "no_shard":
+        notes.append("fsdp1 without shards is simulated as fsdp2 on one rank")
+        whole = replace(parallel, engine="fsdp2", sharding=None, reshard_after_forward=False)
         return whole, 1, notes
-    if parallel.engine == "fsdp1":
-        parallel = replace(parallel, engine="fsdp2")
-    return parallel, world_size, notes
+    notes.append("fsdp1 is simulated as fsdp2 with the same sharding")
+    return replace(parallel, engine="fsdp2"), world_size, notes
 
 
 def _measure(engine: Engine, blocks: list[str], task: Task, report: Report) -> MemoryParts:

@@ -264,7 +264,13 @@ def test_engines_that_stand_for_others(simulated: Any) -> None:
     sharded = ParallelConfig(engine="fsdp1", sharding="shard_grad_op", compile=True)
     assert simulated(sharded) == simulated(ParallelConfig(sharding="shard_grad_op"))
     whole = simulated(ParallelConfig(engine="ddp"))
-    assert simulated(ParallelConfig(engine="fsdp1", sharding="no_shard")) == whole
+    # Without shards FSDP1 casts whole weights; on one rank it computes under autocast, as DDP does.
+    unsharded = simulated(ParallelConfig(engine="fsdp1", sharding="no_shard"))
+    assert unsharded.parameters == whole.parameters
+    assert unsharded == simulated(ParallelConfig(reshard_after_forward=False), world_size=1)
+    assert simulated(ParallelConfig(engine="fsdp1"), world_size=1) == whole
+    offloaded = ParallelConfig(engine="fsdp1", cpu_offload=True)
+    assert simulated(offloaded, world_size=1).parameters == 0
     assert whole.optimizer_state == 2 * whole.parameters == 2 * whole.gradients
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from t5_fsdp.cli.options import Extra, parse_layers, resolve
 from t5_fsdp.cli.process import Session, run
-from t5_fsdp.config import Config, cache_dir, width_multiple
+from t5_fsdp.config import Config, ParallelConfig, cache_dir, width_multiple
 from t5_fsdp.errors import UserError
 from t5_fsdp.files import check_writable, write_json
+from t5_fsdp.quantities import counted
 
 if TYPE_CHECKING:
     from t5_fsdp.distributed import World
@@ -36,8 +38,9 @@ OWN_OPTIONS = [
     Extra("source_tokens", "Mean tokens of a source, for the time; null: of the prepared data, "
           "else data.max_source_tokens.", type=float | None),
     Extra("target_tokens", "Mean tokens of a target; null: likewise.", type=float | None),
-    Extra("num_examples", "Training examples; null: of the prepared data, else known for WikiHow, "
-          "CNN/DailyMail, XSum and SAMSum.", type=int | None),
+    Extra("num_examples", "Training examples, of which data.max_train_examples may leave fewer; "
+          "null: of the prepared data, else known for WikiHow, CNN/DailyMail, XSum, SAMSum and the "
+          "bundled sample.", type=int | None),
     Extra("price_per_hour", "Dollars for a node and hour.", type=float | None),
     Extra("simulate", "Run the step of one rank on tensors without memory as well, which takes "
           "seconds to minutes; false: closed forms alone.", type=bool, default=True),
@@ -89,7 +92,9 @@ def make_plan(config: Config, own: Mapping[str, Any], session: Session) -> dict[
     """
     _check(own, config)
     session.enter_world()
-    return _Plan(plan_run(config, _planned_world(own)), config, own, session).make()
+    world = _planned_world(own)
+    _check_ranks(config.parallel, world)
+    return _Plan(plan_run(config, world), config, own, session).make()
 
 
 def _check(own: Mapping[str, Any], config: Config) -> None:
@@ -115,6 +120,13 @@ def _check(own: Mapping[str, Any], config: Config) -> None:
             problems.append(
                 f"--{name} is {own[name]:g}; give a mean from 1 to data.max_{name}, {most}"
             )
+    if own["device"] == "cpu":
+        timed = [name for name in ("sweep", "price_per_hour") if own[name] not in (None, False)]
+        problems += [
+            f"--{name} is {json.dumps(own[name])}, but a CPU's speed is not known, so that nothing "
+            "is timed; leave it out, or give another --device"
+            for name in timed
+        ]
     size, local = own["world_size"], own["devices_per_node"]
     if not problems and size > local and size % local:
         problems.append(
@@ -133,6 +145,16 @@ def _planned_world(own: Mapping[str, Any]) -> World:
     launch = Launch(world_size=size, local_world_size=min(size, own["devices_per_node"]))
     device = torch.device("cpu" if own["device"] == "cpu" else "cuda")
     return World(launch, torch.distributed.HashStore(), device)
+
+
+def _check_ranks(parallel: ParallelConfig, world: World) -> None:
+    """Raises UserError where the sharding does not suit the ranks; they may be the default ones."""
+    from t5_fsdp.parallel.mesh import mesh_problems
+
+    size, nodes = world.world_size, world.world_size // world.launch.local_world_size
+    if problems := mesh_problems(parallel, world):
+        hint = f"planned for --world_size {size}, {counted(nodes, 'node')}: is that your run's?"
+        raise UserError(*(f"{problem} ({hint})" for problem in problems))
 
 
 def plan_run(config: Config, world: World, spec: ModelSpec | None = None) -> PlannedRun:
@@ -378,8 +400,7 @@ class _Plan:
         from t5_fsdp.cli import plan_tables as tables
         from t5_fsdp.planning.sweep import sweep
 
-        if self._device is None:
-            raise UserError("--sweep needs a device whose speed is known; give --device")
+        assert self._device is not None  # see `_check`
         say = self._session.console.say
         found = sweep(self._run, self._device, self._workload.lengths, self._limit)
         rows = [candidate.to_json() for candidate in found]

@@ -190,7 +190,7 @@ def time(
             "or give --num_examples"
         )
     else:
-        cost = "" if dollars is None else f", ${dollars:,.0f} at ${price:g} for a node and hour"
+        cost = "" if dollars is None else f", {_dollars(dollars)} at ${price:g} for a node and hour"
         origin = ""
         if workload.num_examples is not None:
             origin = f" of {workload.num_examples:,} examples ({workload.num_examples_origin})"
@@ -201,15 +201,19 @@ def time(
     return "\n".join(wrap(line) for line in lines)
 
 
+def _dollars(amount: float) -> str:
+    """With cents where they matter."""
+    return f"${amount:,.2f}" if amount < 100 else f"${amount:,.0f}"
+
+
 def sweep(found: Sequence[Candidate], shown: int = 12) -> str:
     """The fastest settings that fit."""
     if not found:
         return "no setting fits"
     shown_ones = list(enumerate(found[:shown], 1))
     size, unit = _memory_unit(max(candidate.memory.peak for _, candidate in shown_ones))
-    second, per_second = _times(found[0].time.step_seconds)[1], 1.0
-    if second == "ms":
-        per_second = 1000.0
+    second = _times(found[0].time.step_seconds)[1]
+    per_second = 1000.0 if second == "ms" else 1.0
     return "\n".join(
         [
             f"{counted(len(found), 'setting')} fit, the fastest:",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from t5_fsdp.config import DataConfig, ModelConfig, TrainConfig
 from t5_fsdp.data.parts import prepared_splits
 from t5_fsdp.data.preparation import find_prepared_for
 from t5_fsdp.data.prepared import PreparedData
+from t5_fsdp.data.sample import SPLIT_SIZES
 from t5_fsdp.planning.step_time import Lengths
 from t5_fsdp.training.trainer import total_steps
 
@@ -59,7 +60,8 @@ def find_workload(
 
     Args:
         cache_dir: where prepared data is kept.
-        source_tokens, target_tokens, num_examples: as given by the user.
+        source_tokens, target_tokens, num_examples: as given by the user; of the examples
+            data.max_train_examples may leave fewer.
     """
     prepared = find_prepared_for(data, model, cache_dir, prepared_splits(data))
     workload = _of_prepared(prepared, data) if prepared is not None else None
@@ -74,10 +76,17 @@ def find_workload(
             f"as given, the other {lengths.origin}",
         )  # fmt: skip
     if num_examples is None:
-        return Workload(
-            lengths, workload.longest, workload.num_examples, workload.num_examples_origin
-        )
-    return Workload(lengths, workload.longest, num_examples, "as given")
+        return replace(workload, lengths=lengths)
+    used, origin = _limited(num_examples, "as given", data)
+    return Workload(lengths, workload.longest, used, origin)
+
+
+def _limited(num_examples: int, origin: str, data: DataConfig) -> tuple[int, str]:
+    """Of so many training examples those that a run uses, and what tells their number."""
+    limit = data.max_train_examples
+    if limit is None or limit >= num_examples:
+        return num_examples, origin
+    return limit, "data.max_train_examples"
 
 
 def _of_prepared(prepared: PreparedData, data: DataConfig) -> Workload | None:
@@ -98,11 +107,9 @@ def _assumed(data: DataConfig) -> Workload:
     source, target = map(float, longest)
     lengths = Lengths(source, target, "assumed: every example as long as the options allow")
     known, origin = _known_examples(data)
-    limit = data.max_train_examples
     if known is None:
         return Workload(lengths, longest, None, "")
-    count = known if limit is None else min(known, limit)
-    return Workload(lengths, longest, count, origin)
+    return Workload(lengths, longest, *_limited(known, origin, data))
 
 
 def _known_examples(data: DataConfig) -> tuple[int | None, str]:
@@ -110,6 +117,8 @@ def _known_examples(data: DataConfig) -> tuple[int | None, str]:
         return None, ""
     if data.source == "wikihow":
         return _WIKIHOW_EXAMPLES[data.wikihow_version], "WikiHow's official training split"
+    if data.source == "sample":
+        return SPLIT_SIZES["train"], "the bundled sample"
     if data.source == "hub" and data.train_split == "train":
         return _HUB_EXAMPLES.get(data.dataset or ""), f"as published of {data.dataset}"
     return None, ""

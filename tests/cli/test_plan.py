@@ -67,6 +67,25 @@ def test_what_does_not_fit_is_said_with_what_would(pools: Any, tmp_path: Path) -
     assert not found["fits"] and found["changes_that_fit"]
 
 
+def test_no_more_examples_are_planned_than_a_run_uses(pools: Any, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    argv = [*RECIPE, "--json", file, "--run_dir", tmp_path / "run", "--price_per_hour", 30]
+    known = [*argv, "--data.source", "sample"]
+    cases = [
+        (known, 5000, "5,000 examples (the bundled sample)"),
+        ([*argv, "--num_examples", 4000], 4000, "4,000 examples (as given)"),
+        ([*argv, "--data.max_train_examples", 300], 300, "(data.max_train_examples)"),
+        ([*known, "--num_examples", 4000, "--data.max_train_examples", 300], 300,
+         "300 examples (data.max_train_examples)"),
+    ]  # fmt: skip
+    for options, count, words in cases:
+        code, out, err = plan(pools, *options)
+        found = json.loads(file.read_text())
+        assert (code, err, found["num_examples"]) == (0, "", count)
+        assert words in " ".join(out.split())
+        assert f"${found['dollars']:.2f} at $30" in " ".join(out.split())
+
+
 def test_two_nodes_and_a_sweep(pools: Any, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     argv = [*RECIPE, "--world_size", 16, "--sweep", "true", "--json", file]
@@ -150,6 +169,9 @@ def test_a_model_from_a_folder_and_a_checkpoint(pools: Any, trained: Path, tmp_p
         (["--model.name", "someone/else"], "google-t5/t5-small"),
         (["--train.micro_batch_tokens", 500], "raise it to 662"),
         (["--parallel.sharding", "hybrid_shard"], "one replica is parallel.sharding: full_shard"),
+        (["--parallel.sharding", "hybrid_shard"], "--world_size 8, 1 node: is that your run's?"),
+        (["--device", "cpu", "--sweep", "true"], "--sweep is true, but a CPU's speed is not known"),
+        (["--device", "cpu", "--price_per_hour", 3], "--price_per_hour is 3.0, but a CPU's speed"),
         (["--source_tokens", 0], "--source_tokens is 0; give a mean from 1"),
         (["--target_tokens", 151], "data.max_target_tokens, 150"),
     ],

@@ -70,7 +70,7 @@ def test_it_runs_without_what_the_machine_lacks(tmp_path: Path) -> None:
     check_rows(rows)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_compiled_row(tmp_path: Path) -> None:
     rows = run_suite(tmp_path, "--only", "^large, fsdp2, compiled$", "--limit_seconds", "280")
     assert len(rows) == 1

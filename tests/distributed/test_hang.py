@@ -34,7 +34,7 @@ def train_with_a_hang(argv: list[str], step: int, seconds: float) -> tuple[int, 
 def test_a_rank_that_hangs_is_named(pools: Any, corpus: Path, tmp_path: Path) -> None:
     options = {"train.collective_timeout_seconds": 3, "checkpoint.every_steps": 2}
     argv = tiny_options(corpus, tmp_path / "run", **options)
-    results = pools(2).run(train_with_a_hang, argv, 4, 15.0)
+    results = pools(2).run(train_with_a_hang, argv, 4, 12.0)
     assert [code for code, _, _ in results] == [1, 1]
     said = results[0][2]
     assert "no answer from rank 1: it hangs, or is gone" in said

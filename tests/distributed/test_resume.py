@@ -56,8 +56,7 @@ ALL_LAYOUTS = [(engine, world_size) for engine in ENGINES for world_size in (1, 
 @pytest.mark.parametrize(
     ("first", "layouts"),
     [("fsdp2", SOME_LAYOUTS)]
-    + [pytest.param("fsdp2", ALL_LAYOUTS, marks=pytest.mark.long)]
-    + [pytest.param(e, ALL_LAYOUTS, marks=pytest.mark.exhaustive) for e in ("fsdp1", "ddp")],
+    + [pytest.param(e, ALL_LAYOUTS, marks=pytest.mark.exhaustive) for e in ENGINES],
 )
 def test_a_checkpoint_of_two_ranks_goes_on_under_other_engines_and_numbers_of_ranks(
     pools: Any, corpus: Path, tmp_path: Path, first: str, layouts: list[tuple[str, int]]

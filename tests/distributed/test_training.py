@@ -287,8 +287,16 @@ def test_wider_padding_changes_no_number(pools: Any, corpus: Path, tmp_path: Pat
 @pytest.mark.long
 def test_a_compiled_run_goes_on_uncompiled(pools: Any, corpus: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    options = {"parallel.compile": "true", "parallel.compile_backend": "aot_eager"}
-    out, _ = train(pools(2), corpus, run_dir, **options, **{"train.max_steps": 2})
+    options = {
+        "parallel.compile": "true",
+        "parallel.compile_backend": "aot_eager",
+        "parallel.activation_checkpointing": "selective",
+        # Graphs of validation, of a single row and of other coincidences would be as many again.
+        "train.max_steps": 1,
+        "train.micro_batch_tokens": 5000,
+        "data.validation_files": "[]",
+    }
+    out, _ = train(pools(2), corpus, run_dir, **options)
     assert " compiled, of 16 at most" in out
     train(pools(2), corpus, run_dir)
     assert losses(run_dir) == pytest.approx(plain_run(corpus, 10).losses, rel=1e-5)

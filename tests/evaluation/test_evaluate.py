@@ -30,7 +30,7 @@ def checkpoint(pools: Any, corpus: Path, tmp_path_factory: pytest.TempPathFactor
     ("count", "layouts"),
     [
         (7, SOME),
-        pytest.param(1001, SOME, marks=pytest.mark.long),
+        pytest.param(301, SOME, marks=pytest.mark.long),
         pytest.param(1001, ALL, marks=pytest.mark.exhaustive),
     ],
 )
@@ -53,7 +53,7 @@ def test_the_same_on_any_number_of_ranks_under_each_engine(
         # A step of no size: each engine validates the same weights.
         options = {"model.name": checkpoint, "optimizer.lr": 0, "train.max_steps": 1,
                    "evaluation.max_examples": "null", "parallel.engine": engine,
-                   "evaluation.batch_tokens": 4000}  # fmt: skip
+                   "evaluation.batch_tokens": 1200}  # fmt: skip
         argv = tiny_options(
             corpus, tmp_path / name, **data, **options, **{"model.init": "pretrained"}
         )

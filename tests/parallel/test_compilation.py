@@ -20,19 +20,24 @@ def compiled(parallel: dict[str, Any]) -> tuple[Any, int]:
 
     torch.compiler.reset()  # the rank has graphs of the tests before
     before = num_compilations()
-    found = train({"compile": True, "compile_backend": "aot_eager", **parallel}, False, "adamw")
+    found = train({"compile": True, **parallel}, False, "adamw")
     return found, num_compilations() - before
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({"engine": engine, "activation_checkpointing": checkpointing}, marks=mark)
-        for engine, checkpointing, mark in (
-            ("fsdp2", "selective", pytest.mark.long),
-            ("fsdp1", "none", pytest.mark.exhaustive),
-            ("fsdp2", "full", pytest.mark.exhaustive),
-            ("ddp", "full", pytest.mark.exhaustive),
+        pytest.param(
+            {"engine": engine, "activation_checkpointing": checkpointing, "compile_backend": name},
+            marks=mark,
+        )
+        for engine, checkpointing, name, mark in (
+            # Captured, guarded and counted as always, but run as it is: a third of the time.
+            ("fsdp2", "selective", "eager", pytest.mark.long),
+            ("fsdp2", "selective", "aot_eager", pytest.mark.exhaustive),
+            ("fsdp1", "none", "aot_eager", pytest.mark.exhaustive),
+            ("fsdp2", "full", "aot_eager", pytest.mark.exhaustive),
+            ("ddp", "full", "aot_eager", pytest.mark.exhaustive),
         )
     ],
     ids=str,
@@ -45,7 +50,7 @@ def test_compiled_blocks_equal_plain_pytorch(pools: Any, options: dict[str, Any]
         assert found_losses == pytest.approx(losses, rel=1e-5)
         assert found_norms == pytest.approx(norms, rel=1e-4)
         assert found_weights.keys() == weights.keys()
-        # Ten micro-batches of different shapes.
+        # Micro-batches of three rows and of one, in training and in validation.
         assert 0 < count <= MOST_GRAPHS
 
 

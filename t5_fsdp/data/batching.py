@@ -17,6 +17,7 @@ import numpy as np
 from t5_fsdp.data.batch_division import divide_batch, padded_tokens, round_up
 from t5_fsdp.data.collation import MicroBatch, SpecialIds, TokenSource, collate_rows
 from t5_fsdp.data.epoch_plan import EpochPlan, MixturePart, draw_mixture, plan_epoch
+from t5_fsdp.data.token_sums import TokenSums
 from t5_fsdp.errors import UserError
 
 
@@ -29,7 +30,7 @@ class StepBatch:
         micro_batch_names: looks up what the examples in each of them are called.
         num_examples: in the whole global batch.
         examples_seen: since the start of the run, this step included.
-        source_tokens, target_tokens: real ones of the whole global batch, end marks included.
+        tokens: real ones of the whole global batch, prefix and end marks included.
         padded_tokens: rows x (longest source + longest target), summed over all ranks.
         place: what a stream needs to go on behind this step.
     """
@@ -40,10 +41,17 @@ class StepBatch:
     micro_batch_names: Callable[[], list[list[str]]]
     num_examples: int
     examples_seen: int
-    source_tokens: int
-    target_tokens: int
+    tokens: TokenSums
     padded_tokens: int
     place: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def source_tokens(self) -> int:
+        return int(self.tokens.source)
+
+    @property
+    def target_tokens(self) -> int:
+        return int(self.tokens.target)
 
 
 class Batches(Protocol):
@@ -155,8 +163,7 @@ class StepBatches:
             num_examples=len(indices),
             examples_seen=epoch * len(self._split)
             + min(len(self._split), (place + 1) * self._global_batch_size),
-            source_tokens=int(source.sum()),
-            target_tokens=int(target.sum()),
+            tokens=TokenSums.of(source, target),
             padded_tokens=sum(padded_tokens(group, *widths) for share in shares for group in share),
         )
 

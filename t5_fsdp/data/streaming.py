@@ -13,7 +13,7 @@ import itertools
 import json
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,6 +33,7 @@ from t5_fsdp.data.rows import (
     pair_of,
 )
 from t5_fsdp.data.source_files import split_files
+from t5_fsdp.data.token_sums import TokenSums
 from t5_fsdp.data.tokenization import Encoder, newline_id, with_prefix
 from t5_fsdp.distributed import World
 from t5_fsdp.errors import UserError
@@ -139,8 +140,7 @@ class _Local:
     num_examples: int
     micro_batches: list[MicroBatch]
     names: list[list[str]]
-    source_tokens: int
-    target_tokens: int
+    tokens: TokenSums
     padded_tokens: int
 
 
@@ -199,9 +199,7 @@ class StreamBatches:
                 yield self._agree(step, mine)
 
     def _agree(self, step: int, mine: _Local) -> StepBatch:
-        source, target, padded = self._world.sum(
-            [mine.source_tokens, mine.target_tokens, mine.padded_tokens]
-        )
+        *tokens, padded = self._world.sum([*astuple(mine.tokens), mine.padded_tokens])
         # Every rank does the same number of forwards.
         most = int(self._world.maximum(len(mine.micro_batches)))
         blank = collate([], [], self._special, self._width_multiple)
@@ -214,8 +212,7 @@ class StreamBatches:
             micro_batch_names=lambda: [*mine.names, *([] for _ in empty)],
             num_examples=mine.num_examples,
             examples_seen=self._seen,
-            source_tokens=int(source),
-            target_tokens=int(target),
+            tokens=TokenSums(*tokens),
             padded_tokens=int(padded),
             place={"epoch": mine.epoch, "row": mine.next_row, "examples_seen": self._seen},
         )
@@ -264,8 +261,7 @@ class StreamBatches:
             num_examples=len(batch),
             micro_batches=micro_batches,
             names=[[_beginning(mine[i][0]) for i in group] for group in groups],
-            source_tokens=sum(map(len, sources)),
-            target_tokens=sum(map(len, targets)),
+            tokens=TokenSums.of(*(np.array([*map(len, ids)], int) for ids in (sources, targets))),
             padded_tokens=sum(
                 m.input_ids.numel() + m.labels.numel()
                 for m, group in zip(micro_batches, groups, strict=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from t5_fsdp.data.token_sums import TokenSums
+
 
 @dataclass(frozen=True)
 class T5Shape:
@@ -63,28 +65,34 @@ class T5Shape:
 
 
 def training_flops(shape: T5Shape, source_tokens: int, target_tokens: int, rows: int = 1) -> float:
-    """FLOPs of forward and backward of `rows` sequences; recomputation is not counted.
+    """FLOPs of forward and backward of `rows` sequences that are all as long; see `batch_flops`.
+
+    Args:
+        source_tokens, target_tokens: of one sequence, S and T.
+    """
+    return batch_flops(shape, TokenSums.of_equal(source_tokens, target_tokens, rows))
+
+
+def batch_flops(shape: T5Shape, tokens: TokenSums) -> float:
+    """FLOPs of forward and backward of some sequences; recomputation is not counted.
 
     Each multiply-add counts 2. A matrix product with a weight costs 2 x tokens x weights; the two
     products of attention cost 4 x queries x keys x inner. The backward pass costs twice the
     forward; frozen weights save the half of theirs that would be their gradients (an adapter's own
     products, some percent, are not counted). "6 N tokens" would count encoder weights for target
     tokens and the reverse, about twofold too much.
-
-    Args:
-        source_tokens, target_tokens: of one sequence, S and T.
     """
-    source, target = source_tokens, target_tokens
+    source, target = tokens.source, tokens.target
     d, inner = shape.d_model, shape.inner
     feed_forward = shape.ff_matrices * d * shape.d_ff
     decoder_feed_forward = shape.ff_matrices * d * shape.decoder_d_ff
     encoder_weights = 2 * source * (4 * d * inner + feed_forward)
     # Cross-attention projects queries and outputs for T tokens, keys and values for S tokens.
     decoder_weights = 2 * target * (6 * d * inner + decoder_feed_forward) + 4 * source * d * inner
-    encoder_attention = 4 * source * source * inner
-    decoder_attention = 4 * target * target * inner + 4 * source * target * inner
+    encoder_attention = 4 * tokens.source_pairs * inner
+    decoder_attention = 4 * (tokens.target_pairs + tokens.cross_pairs) * inner
     head = 2 * target * d * shape.vocab
     layers = shape.encoder_layers, shape.decoder_layers
     weights = layers[0] * encoder_weights + layers[1] * decoder_weights + head
     attention = layers[0] * encoder_attention + layers[1] * decoder_attention
-    return rows * ((2.0 if shape.frozen else 3.0) * weights + 3.0 * attention)
+    return (2.0 if shape.frozen else 3.0) * weights + 3.0 * attention

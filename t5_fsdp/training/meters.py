@@ -14,7 +14,7 @@ from torch import nn
 
 from t5_fsdp.data.batching import StepBatch
 from t5_fsdp.distributed import World
-from t5_fsdp.model.flops import T5Shape, training_flops
+from t5_fsdp.model.flops import T5Shape, batch_flops
 from t5_fsdp.training.memory_use import MemoryMeter, largest
 from t5_fsdp.training.stopwatch import Stopwatch, Timeline, timeline_of
 
@@ -74,9 +74,8 @@ class Window:
             loss_sum: nats over the step's target tokens.
             is_finite: whether the weights were changed.
         """
-        rows = batch.num_examples
         self.steps += 1
-        self.examples += rows
+        self.examples += batch.num_examples
         self.skipped_steps += not is_finite
         if math.isfinite(loss_sum):
             self.loss_sum += loss_sum
@@ -85,9 +84,7 @@ class Window:
         self.source_tokens += batch.source_tokens
         self.target_tokens += batch.target_tokens
         self.padded_tokens += batch.padded_tokens
-        self.flops += training_flops(
-            shape, batch.source_tokens // rows, batch.target_tokens // rows, rows
-        )
+        self.flops += batch_flops(shape, batch.tokens)
 
     def row(self) -> dict[str, Any]:
         """The window's part of a `train` row; its loss is null when no step's was finite."""

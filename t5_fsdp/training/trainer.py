@@ -209,6 +209,7 @@ class Trainer:
 
     def _run(self) -> None:
         first = self._state.step + 1
+        self._traces.warn_of_others(first, self._last)
         self._status("running", "")
         with self._console.progress(self._last, "training", self._state.step) as progress:
             if self._state.step and self._validation_is_due(self._state.step):
@@ -220,18 +221,20 @@ class Trainer:
                 self._begin_step()
                 for batch in self._batches.iterate(first, last):
                     self._meters.lap("data")
-                    with self._traces.step(batch.step), self._memory.step(batch):
-                        losses, norm = self._compute_gradients(batch)
-                        if batch.step == first:
-                            # Until here a signal stops at once: compiling may take minutes, and
-                            # there was nothing to save.
-                            stack.enter_context(self._interruption.deferred())
-                        self._update(batch, losses, norm)
-                        # In the step's time: here the host waits for a GPU that is behind it. And
-                        # before the ranks agree, who else would hear of a signal a step later.
-                        self._settle(leave=1)
-                        requests = self._agree()
-                    self._meters.end_step()
+                    with self._traces.step(batch.step, self._meters.catch_up):
+                        with self._memory.step(batch):
+                            losses, norm = self._compute_gradients(batch)
+                            if batch.step == first:
+                                # Until here a signal stops at once: compiling may take minutes,
+                                # and there was nothing to save.
+                                stack.enter_context(self._interruption.deferred())
+                            self._update(batch, losses, norm)
+                            # In the step's time: here the host waits for a GPU that is behind it.
+                            # And before the ranks agree, who else would hear of a signal a step
+                            # later.
+                            self._settle(leave=1)
+                            requests = self._agree()
+                        self._meters.end_step()
                     self._after_step(batch, requests, progress)
                     if self._stops_early():
                         break
@@ -239,10 +242,15 @@ class Trainer:
                 self._checkpoints.close()
 
     def _begin_step(self) -> None:
-        self._meters.begin_step(is_sampled=self._is_logged(self._state.step + 1))
+        step = self._state.step + 1
+        self._meters.begin_step(is_sampled=step <= self._last and self._is_logged(step))
 
     def _is_logged(self, step: int) -> bool:
-        return step % self._options.logging.every_steps == 0 or step == self._last
+        if step % self._options.logging.every_steps == 0 or step == self._last:
+            return True
+        # The run may end there, which is known behind the checkpoint that its window stands in.
+        may_stop = self._options.evaluation.early_stopping_patience is not None
+        return may_stop and self._validation_is_due(step)
 
     def _compute_gradients(self, batch: StepBatch) -> tuple[list[torch.Tensor], torch.Tensor]:
         """Leave the step's clipped gradients in the model; losses of the micro-batches, norm."""

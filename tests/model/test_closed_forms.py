@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from transformers import BartConfig, PegasusConfig, T5Config
 
+from t5_fsdp.data.token_sums import TokenSums
 from t5_fsdp.model.devices import has_bf16, peak_flops
-from t5_fsdp.model.flops import T5Shape, training_flops
+from t5_fsdp.model.flops import T5Shape, batch_flops, training_flops
 
 SHAPES = {
     "base": {"d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12, "num_heads": 12},
@@ -23,6 +25,14 @@ def test_training_flops_of_512_source_and_128_target_tokens(name: str, tera: flo
     shape = T5Shape.of(T5Config(vocab_size=32128, **SHAPES[name]))
     assert training_flops(shape, 512, 128, 1) / 1e12 == pytest.approx(tera, rel=0.005)
     assert training_flops(shape, 512, 128, 7) == 7 * training_flops(shape, 512, 128, 1)
+
+
+def test_a_batch_costs_what_its_sequences_cost() -> None:
+    shape = T5Shape.of(T5Config(**SHAPES["base"]))
+    lengths = [(512, 7), (90, 150), (33, 20)]
+    sums = TokenSums.of(*(np.array(side, np.int32) for side in zip(*lengths, strict=True)))
+    expected = sum(training_flops(shape, *pair) for pair in lengths)
+    assert batch_flops(shape, sums) == pytest.approx(expected, rel=1e-12)
 
 
 def test_frozen_weights_cost_no_gradient_of_theirs() -> None:

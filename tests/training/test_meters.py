@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from t5_fsdp.data.batching import StepBatch
+from t5_fsdp.data.token_sums import TokenSums
 from t5_fsdp.model.flops import T5Shape, training_flops
 from t5_fsdp.training.memory_use import MemoryMeter, largest, peak_resident_bytes, resident_bytes
 from t5_fsdp.training.meters import PHASES, Meters, Window, slowest
@@ -113,8 +114,7 @@ def make_batch(step: int, examples: int) -> StepBatch:
         micro_batch_names=lambda: [],
         num_examples=examples,
         examples_seen=step * examples,
-        source_tokens=10 * examples,
-        target_tokens=4 * examples,
+        tokens=TokenSums.of_equal(10, 4, examples),
         padded_tokens=20 * examples,
     )
 

@@ -121,7 +121,8 @@ def train(
             many texts in both; a mapping from names to numbers, higher is better. They stand beside
             ROUGE in metrics.jsonl and rouge.json, and `config.evaluation.best_metric` may name one.
             It is tried on a few references before training, or before summaries are made.
-        check_memory: on a GPU, refuse what is estimated to exceed its memory clearly.
+        check_memory: refuse what is estimated to exceed the memory of its GPU, or on a CPU of the
+            host, clearly.
         quiet: print nothing; the run's log.txt has all.
 
     Returns:

@@ -30,8 +30,8 @@ def refuse_what_cannot_fit(
     Args:
         spec: the run's model.
         prepared: its data: the longest examples decide, not what the options would allow.
-        device_bytes: memory of a device; None: that of this rank's GPU, and on a CPU, whose memory
-            others share, no run is refused.
+        device_bytes: memory of a device; None: that of this rank's GPU, on a CPU its part of the
+            host's, and no run is refused where the system does not tell that.
 
     Raises:
         UserError: with what would fit, see `fit.refusal`.
@@ -39,7 +39,7 @@ def refuse_what_cannot_fit(
     from t5_fsdp.planning.fit import refusal
 
     if device_bytes is None:
-        device_bytes = _gpu_bytes(world)
+        device_bytes = _gpu_bytes(world) or _host_part_bytes(world)
     if device_bytes is None:
         return
 
@@ -113,3 +113,12 @@ def _gpu_bytes(world: World) -> int | None:
     if world.device.type != "cuda":
         return None
     return torch.cuda.get_device_properties(world.device).total_memory
+
+
+def _host_part_bytes(world: World) -> int | None:
+    from t5_fsdp.cli.machine_checks.limits import host_memory_bytes
+
+    try:
+        return host_memory_bytes() // world.launch.local_world_size
+    except (AttributeError, ValueError, OSError):
+        return None

@@ -204,14 +204,18 @@ def accepted(run: PlannedRun, options: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def refusal(run: PlannedRun, device_bytes: int) -> UserError | None:
-    """Why a run cannot fit into a device of so much memory; None where it may.
+    """Why a run cannot fit into so much memory, a GPU's or a process's part of a host's.
+
+    Returns:
+        None where it may.
 
     Cautious: it asks whether weights, gradients and optimizer state alone are too large, or the
     peak of the longest examples is by a quarter, which no error of the estimate explains. Too small
     a margin shows as an out-of-memory error at the first long batch, which says the same advice.
     """
     parts = estimate_memory(run, run.micro_batch(*run.longest))
-    state, limit = parts.state, usable_bytes(device_bytes)
+    on_gpu = run.world.device.type == "cuda"
+    state, limit = parts.state, usable_bytes(device_bytes) if on_gpu else device_bytes
     if state <= limit and parts.peak <= _CLEARLY * device_bytes:
         return None
     what = "weights, gradients and optimizer state alone" if state > limit else "a step"
@@ -220,8 +224,10 @@ def refusal(run: PlannedRun, device_bytes: int) -> UserError | None:
     advice = [f"fits with {change.describe()}" for change in changes] or [
         "no setting of these ranks fits; use more of them, a smaller model, or model.adapter: lora"
     ]
+    room = memory_size(device_bytes)
+    place = f"a device with {room}" if on_gpu else f"{room}, its part of this host's memory"
     return UserError(
-        f"the run does not fit: {what} need {needed / 2**30:.1f} GiB on a rank, of a device with "
-        f"{device_bytes / 2**30:.1f} GiB; change options as below, or give --check_memory false",
+        f"the run does not fit: {what} need {memory_size(needed)} on a rank, of {place}; change "
+        "options as below, or give --check_memory false",
         *advice,
     )

@@ -243,13 +243,25 @@ def test_train_says_and_refuses_by_the_estimate(pools: Any, corpus: Path, tmp_pa
     argv = [*tiny_options(corpus, tmp_path / "run"), "--check", "true"]
     code, out, err = pools(1).command("train", argv)
     assert code == 0 and re.search(r"memory of a rank, estimated: [1-9][.\d]* MiB", out), err
-    [message] = pools(1).run(refused, argv[:-2], 2 * 2**30)
-    assert "the run does not fit" in message
-    assert pools(1).run(refused, argv[:-2], 4 * 2**30) == [""]
+    [message] = pools(1).run(refused, argv[:-2], 2**18)
+    assert "does not fit: weights, gradients and optimizer state alone need" in message
+    assert "of 0.2 MiB, its part of this host's memory" in message
+    assert pools(1).run(refused, argv[:-2], 2**26) == [""]
+
+
+def test_a_cpu_run_is_refused_by_the_memory_of_its_host(
+    pools: Any, corpus: Path, tmp_path: Path
+) -> None:
+    large = {"model.config": '{"d_model": 16384, "d_ff": 16777216, "num_layers": 1}'}  # 18 TB
+    argv = tiny_options(corpus, tmp_path / "run", **large)
+    code, _, err = pools(2).command("train", argv)
+    assert code == 2 and err.startswith("error: the run does not fit: weights, gradients and")
+    assert "its part of this host's memory" in err and "--check_memory false" in err
+    assert not (tmp_path / "run/checkpoints").exists()
 
 
 def refused(argv: list[str], device_bytes: int) -> str:
-    """On a rank of the pool: what a run is refused with on a GPU of so much memory."""
+    """On a rank of the pool: what a run is refused with on a host of so much memory."""
     from t5_fsdp.cli.memory_check import refuse_what_cannot_fit
     from t5_fsdp.cli.options import parse_layers, resolve
     from t5_fsdp.cli.prepare_data import prepare_on_all_ranks

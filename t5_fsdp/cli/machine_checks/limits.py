@@ -58,11 +58,23 @@ def memory_limit_bytes(cgroups: Path = _CGROUPS) -> int | None:
     return None
 
 
+def host_memory_bytes(cgroups: Path = _CGROUPS) -> int:
+    """Of this machine, or of the container or job where that has less.
+
+    Raises:
+        AttributeError, ValueError, OSError: the system does not tell.
+    """
+    total_bytes = _total_bytes()
+    return min(total_bytes, memory_limit_bytes(cgroups) or total_bytes)
+
+
+def _total_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def check_memory(num_processes: int, cgroups: Path = _CGROUPS) -> Finding:
     """Of the host: each process holds its shards of a checkpoint that is being written."""
-    total_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit_bytes = memory_limit_bytes(cgroups)
-    usable_bytes = min(total_bytes, limit_bytes or total_bytes)
+    total_bytes, usable_bytes = _total_bytes(), host_memory_bytes(cgroups)
     text = f"{usable_bytes / GIB:,.1f} GiB"
     if usable_bytes < total_bytes:
         text += f" for this container, of {total_bytes / GIB:,.1f}"

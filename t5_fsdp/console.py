@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import time
@@ -19,7 +20,7 @@ _COLOURS = {"error": 31, "warning": 33, "done": 32}  # of ECMA-48
 def paint(text: str, stream: TextIO) -> str:
     """The text with what it begins with, `error:` and the like, coloured where that is shown."""
     label, colon, rest = text.partition(":")
-    if label not in _COLOURS or not colon or not _is_terminal(stream):
+    if label not in _COLOURS or not colon or not is_terminal(stream):
         return text
     return f"\x1b[1;{_COLOURS[label]}m{label}:\x1b[0m{rest}"
 
@@ -29,7 +30,7 @@ def print_out(text: str) -> None:
 
     Raises:
         BrokenPipeError: nobody reads it any more (`| head`); what follows goes nowhere.
-        UserError: it can't be written, e.g. onto a full disk behind `>`.
+        UserError: it can't be written, e.g. onto a full disk behind `>`, or is closed.
     """
     try:
         print(text, flush=True)
@@ -37,8 +38,9 @@ def print_out(text: str) -> None:
         # What is left in the buffer must not fail again at the interpreter's end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise
-    except OSError as error:
-        raise UserError(f"standard output can't be written ({error.strerror})") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"standard output can't be written ({reason})") from error
 
 
 class Console:
@@ -104,8 +106,14 @@ class Console:
 
     def _print(self, text: str) -> None:
         # Whoever read the output is gone (a closed terminal, `| head`): the run goes on.
-        with contextlib.suppress(BrokenPipeError):
+        try:
             self._print_line(text)
+        except (BrokenPipeError, ValueError):  # the latter of a closed file
+            pass
+        except OSError as error:
+            # On a full disk behind `>` lines would be lost that stand nowhere else.
+            if error.errno != errno.EIO and self._log is None:
+                raise
 
     def _print_line(self, text: str) -> None:
         stream = self._stream or sys.stdout
@@ -114,7 +122,7 @@ class Console:
         text = text.encode(encoding, "backslashreplace").decode(encoding)
         if self._colours:
             text = paint(text, stream)
-        if _is_terminal(stream):
+        if is_terminal(stream):
             # tqdm moves a live bar out of the way of the line.
             from tqdm import tqdm
 
@@ -143,10 +151,11 @@ class Progress:
         self._note = self._brief_note = ""
         self._last_line = time.monotonic()
         self._bar = None
-        if console.enabled and not console.quiet and _is_terminal(sys.stderr):
+        if console.enabled and not console.quiet and is_terminal(sys.stderr):
             from tqdm import tqdm
 
-            self._bar = tqdm(total=total, desc=what, initial=initial, dynamic_ncols=True)
+            with contextlib.suppress(OSError):
+                self._bar = tqdm(total=total, desc=what, initial=initial, dynamic_ncols=True)
 
     def note(self, text: str, brief: str) -> None:
         """What stands behind the count from now on, e.g. loss and speed; beside a bar `brief`."""
@@ -157,7 +166,8 @@ class Progress:
         self._done = min(self._total, self._done + amount)
         if self._bar is not None:
             self._bar.set_postfix_str(self._brief_note, refresh=False)
-            self._bar.update(amount)
+            with contextlib.suppress(OSError, ValueError):  # a terminal that is gone
+                self._bar.update(amount)
         elif time.monotonic() - self._last_line >= self.SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
             note_part = f"  {self._note}" if self._note else ""
@@ -166,8 +176,12 @@ class Progress:
     def close(self) -> None:
         """End the bar, also after an error."""
         if self._bar is not None:
-            self._bar.close()
+            with contextlib.suppress(OSError, ValueError):
+                self._bar.close()
 
 
-def _is_terminal(stream: TextIO) -> bool:
-    return hasattr(stream, "isatty") and stream.isatty()
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a person reads it; None, as Python has for a stream that was closed, is none."""
+    if stream is None or not hasattr(stream, "isatty"):  # what a notebook may have in its place
+        return False
+    return not getattr(stream, "closed", False) and stream.isatty()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import sys
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from t5_fsdp.console import Console
+from t5_fsdp.console import Console, is_terminal, print_out
+from t5_fsdp.errors import UserError
 from t5_fsdp.small_command import print_error
 
 
@@ -56,6 +58,51 @@ def test_colours_are_for_terminals_that_want_them(tmp_path: Path, monkeypatch: A
             print_error("error: a; b\n  c")
             text = sys.stderr.getvalue()  # type: ignore[attr-defined]
             assert text == ("\x1b[1;31merror:\x1b[0m" if painted else "error:") + " a; b\n  c\n"
+
+
+class Gone(Terminal):
+    """A stream that can't be written any more."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def write(self, text: str) -> int:
+        raise self.error
+
+
+@pytest.mark.parametrize("number", [errno.EPIPE, errno.EIO, errno.ENOSPC])
+def test_a_run_whose_output_can_not_be_written_goes_on(
+    tmp_path: Path, monkeypatch: Any, number: int
+) -> None:
+    stream = Gone(OSError(number, "gone"))
+    monkeypatch.setattr("sys.stderr", stream)
+    console = Console(stream=stream)
+    if number == errno.ENOSPC:  # lines that stand nowhere else are not lost silently
+        with pytest.raises(OSError, match="gone"):
+            console.say("a line")
+    console.open_log(tmp_path / "log.txt")
+    with console.progress(2, "training") as progress:
+        progress.advance()
+        console.say("a line")
+    console.close()
+    assert "a line" in (tmp_path / "log.txt").read_text()
+
+
+def test_a_closed_output_is_no_terminal_and_ends_nothing(monkeypatch: Any) -> None:
+    stream = Terminal()
+    stream.close()
+    assert not is_terminal(stream) and not is_terminal(None) and is_terminal(Terminal())
+    for closed in (stream, None):
+        monkeypatch.setattr("sys.stdout", closed)
+        monkeypatch.setattr("sys.stderr", closed)
+        console = Console()
+        console.warn("a line")
+        with console.progress(1, "training") as progress:
+            progress.advance()
+    monkeypatch.setattr("sys.stdout", stream)
+    with pytest.raises(UserError, match="standard output can't be written"):
+        print_out("a result")
 
 
 def test_a_quiet_console_still_logs(tmp_path: Path, capsys: Any) -> None:

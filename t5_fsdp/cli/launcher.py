@@ -17,6 +17,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
 
 from t5_fsdp.errors import EXIT_DEFECT, EXIT_DONE, EXIT_PREEMPTED, EXIT_USER_ERROR
+from t5_fsdp.small_command import print_error
 
 _TOLD_BY_US = (EXIT_USER_ERROR, EXIT_PREEMPTED, EXIT_DEFECT)
 
@@ -38,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
         _, failure = failed.get_first_failure()
         if failure.exitcode in _TOLD_BY_US:
             return failure.exitcode
-        print(failed, file=sys.stderr)
+        print_error(str(failed))
         return EXIT_DEFECT
     return EXIT_DONE
 

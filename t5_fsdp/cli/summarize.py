@@ -16,6 +16,7 @@ from t5_fsdp.cli.options import Extra, parse_layers, resolve
 from t5_fsdp.cli.process import Session, run
 from t5_fsdp.cli.texts import Text, check_files, find_files, read_texts
 from t5_fsdp.config import Config
+from t5_fsdp.console import is_terminal
 from t5_fsdp.errors import UserError
 from t5_fsdp.quantities import counted
 
@@ -236,7 +237,7 @@ def _print_summary(text: Text, summary: str) -> None:
 
 
 def _print_line(line: str) -> None:
-    if sys.stdout.isatty():
+    if is_terminal(sys.stdout):
         # Moves a progress bar out of the way of the line.
         from tqdm import tqdm
 

@@ -7,6 +7,7 @@ Writing follows the same rules.
 from __future__ import annotations
 
 import difflib
+import itertools
 import json
 import os
 import re
@@ -26,10 +27,32 @@ _FLOAT = re.compile(
     r"|[-+]?\.(?:inf|Inf|INF)"
     r"|\.(?:nan|NaN|NAN))$"
 )
+_MOST_VALUES = 1_000_000  # of a file, with what its aliases repeat
 
 
 class _Loader(yaml.SafeLoader):
-    pass
+    def get_single_node(self) -> yaml.Node | None:
+        """Refuses aliases of aliases that stand for more values than anybody means."""
+        node = super().get_single_node()
+        if node is not None and (count := _num_values(node)) > _MOST_VALUES:
+            problem = f"aliases (*) of aliases make {count:.3g} values, more than {_MOST_VALUES:,}"
+            raise yaml.constructor.ConstructorError(problem=problem)
+        return node
+
+
+def _num_values(root: yaml.Node) -> int:
+    """Values below a node, and itself; an alias counts as what it repeats."""
+    counts: dict[int, int] = {}
+
+    def count(node: yaml.Node) -> int:
+        if id(node) not in counts:
+            counts[id(node)] = 1  # an alias that leads back into itself ends here
+            parts = node.value if isinstance(node, yaml.CollectionNode) else []
+            below = itertools.chain(*parts) if isinstance(node, yaml.MappingNode) else parts
+            counts[id(node)] = 1 + sum(map(count, below))
+        return counts[id(node)]
+
+    return count(root)
 
 
 class _Dumper(yaml.SafeDumper):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from t5_fsdp.config import DataConfig, ModelConfig
+from t5_fsdp.console import is_terminal
 from t5_fsdp.data.audit import SplitAudit, duplicates_across, warnings_of
 from t5_fsdp.data.parts import parts_of
 from t5_fsdp.data.split_writer import LoadedSplits
@@ -184,7 +185,7 @@ def _write_split(
     schema = pa.schema(texts + ids)
     limits = (data.max_source_tokens, data.max_target_tokens)
     done, told = 0, started
-    bar = tqdm(total=len(rows), desc=f"tokenizing {split}", disable=not sys.stderr.isatty())
+    bar = tqdm(total=len(rows), desc=f"tokenizing {split}", disable=not is_terminal(sys.stderr))
     with bar, pa.ipc.new_file(str(folder / f"{split}.arrow"), schema) as writer:
         for batch in _encoded_batches(rows, encode, folder / "texts" / f"{split}-ids.arrow"):
             audit.add_texts(batch["document"])

@@ -349,6 +349,13 @@ def test_a_required_configuration_file() -> None:
 # ---------------------------------------------------------------- files that cannot be used
 
 
+def _aliases(form: str) -> str:
+    """Ten lines, of which each repeats the one before ten times."""
+    lines = ["a0: &a0 " + form % ",".join(["{x: 1}"] * 10)]
+    lines += [f"a{n}: &a{n} " + form % ",".join([f"*a{n - 1}"] * 10) for n in range(1, 10)]
+    return "\n".join(lines)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -368,6 +375,8 @@ def test_a_required_configuration_file() -> None:
         ("run_dir: \x00\n", "not valid YAML"),
         ("seed: " + "[" * 5000, "nested too deeply"),
         ("seed: 0b_\n", "cannot be read"),
+        (_aliases("[%s]"), "not valid YAML: aliases (*) of aliases make 3.46e+10 values"),
+        (_aliases("{<<: [%s]}"), "not valid YAML: aliases (*) of aliases make "),
         ("optimizer:\n", "section optimizer is empty"),
         ("optimizer: 3\n", "section optimizer is 3"),
         ("optimizer: [lr]\n", 'section optimizer is ["lr"]'),

@@ -139,12 +139,15 @@ def _base_on_hub(run: _Run) -> str | None:
     return name if _HUB_ID.fullmatch(name) and not is_path else None
 
 
-def _dataset_on_hub(run: _Run) -> str | None:
+def _datasets_on_hub(run: _Run) -> list[str]:
+    """Their ids, each once; of a mixture those of its sources."""
     data = run.section("data")
-    return data.get("dataset") if data.get("source") == "hub" and not data.get("mixture") else None
+    parts = [{**data, **_mapping(entry)} for entry in data.get("mixture") or [{}]]
+    found = [part.get("dataset") for part in parts if part.get("source") == "hub"]
+    return list(dict.fromkeys(str(name) for name in found if name))
 
 
-def _describe_data(run: _Run) -> str:
+def _describe_data(run: _Run, split: str = "train") -> str:
     data = run.section("data")
     mixture = data.get("mixture") or []
     if mixture:
@@ -158,7 +161,9 @@ def _describe_data(run: _Run) -> str:
     if source == "sample":
         return "the sample of templated how-tos that t5_fsdp bundles"
     # Folders may say more about a machine than its owner wants to publish.
-    paths = data.get("train_files") or [] if source == "files" else [data.get("dataset")]
+    paths = [data.get("dataset")]
+    if source == "files":
+        paths = data.get(f"{split}_files") or data.get("train_files") or []
     return ", ".join(Path(str(path)).name for path in paths) or str(source)
 
 
@@ -340,13 +345,14 @@ def _front_matter(run: _Run, name: str, adapter: LoraAdapter | None) -> str:
     """The card's YAML; the Hub shows the results that are in it."""
     from huggingface_hub import EvalResult, ModelCardData
 
-    dataset = _dataset_on_hub(run)
+    datasets = _datasets_on_hub(run)
+    dataset = datasets[0] if len(datasets) == 1 and not run.section("data").get("mixture") else None
     base = _base_on_hub(run)
     results = [
         EvalResult(
             task_type="summarization",
             dataset_type=dataset or str(run.section("data").get("source") or "unknown"),
-            dataset_name=_describe_data(run),
+            dataset_name=_describe_data(run, split),
             dataset_config=run.section("data").get("subset") if dataset else None,
             dataset_split=split,
             metric_type="rouge",
@@ -360,7 +366,7 @@ def _front_matter(run: _Run, name: str, adapter: LoraAdapter | None) -> str:
     ]
     card = ModelCardData(
         base_model=base,
-        datasets=[dataset] if dataset else None,
+        datasets=datasets or None,
         eval_results=results or None,
         library_name="transformers" if adapter is None else "peft",
         model_name=name.rpartition("/")[2] if results else None,  # part of the results

@@ -71,11 +71,11 @@ def _train(argv: Sequence[str], session: Session) -> None:
 
 def _check_before_data(config: Config) -> None:
     """Raises UserError for what can be refused before data are read and tokenized."""
-    from t5_fsdp.model.configuration import check_new_model
+    from t5_fsdp.model.configuration import check_overrides
     from t5_fsdp.training.trackers.trackers import check_trackers
 
     check_trackers(config.logging)
-    check_new_model(config.model)
+    check_overrides(config.model)
 
 
 def _find_resume(

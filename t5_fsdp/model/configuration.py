@@ -164,16 +164,24 @@ def unreadable_name(name: str, error: Exception) -> UserError:
     )
 
 
-def check_new_model(options: ModelConfig) -> None:
-    """Of a model without `options.name`: what no tokenizer, thus no data, is needed for.
+def check_overrides(options: ModelConfig) -> None:
+    """Check `options.config` as far as that takes neither a tokenizer, thus data, nor weights.
+
+    A name that leads nowhere is left to `resolve_spec`: a run that goes on may do without it.
 
     Raises:
-        UserError: unknown or ill-typed names in `model.config`.
+        UserError: unknown or ill-typed names in `model.config`, or values that make no model.
     """
-    if options.name is None:
-        overrides = dict(options.config)
-        model_type = overrides.pop("model_type", "t5")
-        _check_names_and_types(model_type, overrides, set(overrides))
+    if not options.config:
+        return
+    raw: dict[str, Any] = {}
+    if options.name is not None:
+        try:
+            raw = _read_raw_config(options.name, options.revision)
+        except UserError:
+            return
+    values = {**raw, **options.config}
+    _make_config(values.pop("model_type", "t5"), values, set(options.config) - {"model_type"})
 
 
 def _check_names_and_types(model_type: str, values: dict[str, Any], chosen: set[str]) -> None:

@@ -292,6 +292,8 @@ def test_the_card_tells_what_the_run_wrote(trained: Path, tmp_path: Path) -> Non
                               ("rougeLsum", "ROUGE-Lsum")):  # fmt: skip
             expected[split, label] = round(100 * scores[metric]["fmeasure"], 2)
     assert results == expected
+    names = {r.dataset_split: r.dataset_name for r in card.data.eval_results}
+    assert names == {"test": "test.jsonl", "validation": "validation.jsonl"}
     loss = read_state(complete_checkpoints(trained)[-1]).scores["4"]["loss"]
     for row in (
         f"| test | 11 | {expected['test', 'ROUGE-1']:.2f} |",

@@ -123,6 +123,15 @@ def test_a_wrong_type_in_the_model_is_refused_before_data_are_read(
     refused(pools, "train", options, "bad.jsonl")
     words = "model.config.d_kv is 'abc'; it must be a whole number"
     refused(pools, "train", [*options, "--model.config.d_kv", "abc"], words)
+    (tmp_path / "named").mkdir()
+    (tmp_path / "named/config.json").write_text('{"model_type": "mt5", "d_kv": 8}')
+    for config, problem in (
+        ('{"d_kv": "abc"}', words),
+        ('{"num_heads": 0}', "model.config.num_heads is 0; it must be 1 or more"),
+        ('{"d_modl": 8}', "model.config.d_modl is no option of a mt5 model; did you mean d_model"),
+    ):
+        chosen = ["--model.name", str(tmp_path / "named"), "--model.config", config]
+        refused(pools, "train", [*options, *chosen], problem)
 
 
 @pytest.mark.parametrize(

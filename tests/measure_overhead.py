@@ -5,8 +5,8 @@
 Trains the model of the benchmark (4 + 4 layers, d_model 256, bf16, global batch 32) on the bundled
 sample, writing a row each step, which is ten times as often as by default, with TensorBoard. What
 is measured is the time inside of the meters' and the log's own functions, and not the difference
-of two runs, which on a busy machine differ by more than this. With --small a
-model that is quick enough for many steps.
+of two runs, which on a busy machine differ by more than this. With --small a model that is quick
+enough for many steps.
 """
 
 from __future__ import annotations

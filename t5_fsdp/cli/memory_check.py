@@ -39,7 +39,7 @@ def refuse_what_cannot_fit(
     from t5_fsdp.planning.fit import refusal
 
     if device_bytes is None:
-        device_bytes = _gpu_bytes(world) or _host_part_bytes(world)
+        device_bytes = _gpu_bytes(world) or host_part_bytes(world)
     if device_bytes is None:
         return
 
@@ -115,7 +115,8 @@ def _gpu_bytes(world: World) -> int | None:
     return torch.cuda.get_device_properties(world.device).total_memory
 
 
-def _host_part_bytes(world: World) -> int | None:
+def host_part_bytes(world: World) -> int | None:
+    """A process's part of the memory of its host, or container; None where nothing tells that."""
     from t5_fsdp.cli.machine_checks.limits import host_memory_bytes
 
     try:

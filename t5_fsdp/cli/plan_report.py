@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping
 from typing import Any
 
 from t5_fsdp.cli import plan_tables as tables
 from t5_fsdp.cli.generator import whole_model_bytes
-from t5_fsdp.cli.machine_checks.limits import memory_limit_bytes
+from t5_fsdp.cli.memory_check import host_part_bytes
 from t5_fsdp.cli.process import Session
 from t5_fsdp.config import Config, cache_dir
+from t5_fsdp.distributed import World
 from t5_fsdp.errors import UserError
 from t5_fsdp.model.devices import DEVICES, Device, has_bf16
 from t5_fsdp.model.loss import LossOptions
@@ -29,19 +29,22 @@ _SIMULATED_OF_SWEEP = 3
 _GIB = 2**30
 
 
-def _host_bytes() -> int:
-    """Memory of this machine, or of the container.
+def _device_bytes(own: Mapping[str, Any], device: Device | None, world: World) -> int:
+    """Memory of a device, as given or known; of a CPU, a process's part of its host's.
 
     Raises:
         UserError: the system does not tell.
     """
-    try:
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return min(total, memory_limit_bytes() or total)
-    except (AttributeError, ValueError, OSError):
+    if own["device_memory_gib"] is not None:
+        return int(own["device_memory_gib"] * _GIB)
+    if device is not None:
+        return device.memory_bytes
+    found = host_part_bytes(world)
+    if found is None:
         raise UserError(
             "--device cpu needs --device_memory_gib here: this system does not tell its memory"
-        ) from None
+        )
+    return found
 
 
 def _check_micro_batch(run: PlannedRun) -> None:
@@ -62,12 +65,7 @@ class PlanReport:
     ) -> None:
         self._config, self._own, self._session = config, own, session
         self._device: Device | None = DEVICES.get(own["device"])
-        if own["device_memory_gib"] is not None:
-            self._memory = int(own["device_memory_gib"] * _GIB)
-        elif self._device is None:
-            self._memory = _host_bytes() // planned.world.launch.local_world_size
-        else:
-            self._memory = self._device.memory_bytes
+        self._memory = _device_bytes(own, self._device, planned.world)
         self._limit = self._memory if self._device is None else usable_bytes(self._memory)
         self._workload = find_workload(
             config.data,
@@ -149,7 +147,7 @@ class PlanReport:
 
     def _try_to_simulate(self, run: PlannedRun) -> MemoryParts:
         console = self._session.console
-        batch, train = worst_micro_batch(run), run.train
+        batch = worst_micro_batch(run)
         with console.progress(100, "simulated, percent") as progress:
             percent = 0
 
@@ -162,7 +160,7 @@ class PlanReport:
                 run.spec,
                 run.parallel,
                 run.optimizer,
-                LossOptions(train.label_smoothing, train.z_loss, train.loss_chunk_rows),
+                LossOptions.of(run.train),
                 world_size=run.world.world_size,
                 devices_per_node=run.world.launch.local_world_size,
                 rows=batch.rows,

@@ -186,8 +186,7 @@ def _build_engine(start: StartingPoint, config: Config, session: Session, world:
     say_units(model, config, session, world)
     if config.parallel.compile:
         session.console.say("blocks are compiled when they are met first, which takes its time")
-    train = config.train
-    attach_loss(model, LossOptions(train.label_smoothing, train.z_loss, train.loss_chunk_rows))
+    attach_loss(model, LossOptions.of(config.train))
     engine = parallelize(model, config.parallel, world)
     if start.checkpoint is None:
         engine.load_full(start.weights)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from t5_fsdp.config import TrainConfig
 from t5_fsdp.model.autocast import compute_dtype
 
 # 256 MiB of float32 logits at a time, where the options do not say.
@@ -32,6 +33,11 @@ class LossOptions:
     label_smoothing: float = 0.0
     z_loss: float = 0.0
     chunk_rows: int | None = None
+
+    @classmethod
+    def of(cls, train: TrainConfig) -> LossOptions:
+        """As the options of a run say."""
+        return cls(train.label_smoothing, train.z_loss, train.loss_chunk_rows)
 
     def rows_at_a_time(self, vocab: int) -> int:
         """Target tokens in a chunk for a vocabulary of this size."""

@@ -142,5 +142,5 @@ class PlannedRun:
 
     def loss_rows(self, targets: int) -> int:
         """Target tokens whose logits are computed together."""
-        rows = LossOptions(chunk_rows=self.train.loss_chunk_rows).rows_at_a_time(self.shape.vocab)
+        rows = LossOptions.of(self.train).rows_at_a_time(self.shape.vocab)
         return min(rows, targets)

@@ -33,8 +33,7 @@ from t5_fsdp.parallel.wrapping import find_units
 def build(spec: ModelSpec, weights: Mapping[str, torch.Tensor], config: Config) -> Any:
     """The model that gives its loss, not yet sharded."""
     model = build_with_weights(spec, weights, config.model.attention)
-    train = config.train
-    attach_loss(model, LossOptions(train.label_smoothing, train.z_loss, train.loss_chunk_rows))
+    attach_loss(model, LossOptions.of(config.train))
     activation_checkpointing.apply(model, config.parallel)
     return model
 

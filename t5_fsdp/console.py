@@ -25,6 +25,20 @@ def paint(text: str, stream: TextIO) -> str:
     return f"\x1b[1;{_COLOURS[label]}m{label}:\x1b[0m{rest}"
 
 
+def occupy_closed_streams() -> None:
+    """Put /dev/null where a shell has closed standard input, output or error (`>&-`).
+
+    Else the next file or pipe that is opened, here or in a process that is started, gets that
+    number, and with it whatever a library prints.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest number that is free, which is this one.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+
+
 def print_out(text: str) -> None:
     """A command's result on standard output.
 

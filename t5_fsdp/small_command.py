@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import NoReturn
 
-from t5_fsdp.console import paint, print_out
+from t5_fsdp.console import occupy_closed_streams, paint, print_out
 from t5_fsdp.distributed import wants_colours
 from t5_fsdp.errors import EXIT_DONE, EXIT_USER_ERROR, UserError
 from t5_fsdp.files import as_user_error
@@ -40,6 +40,7 @@ def run_small(work: Callable[[], str | Iterable[str]]) -> int:
     Returns:
         the exit code: 0 done, 2 user error, 128 + its number for a signal.
     """
+    occupy_closed_streams()
     # A path, or a message about it, may hold what the terminal's encoding lacks.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -124,3 +125,23 @@ def test_a_bar_says_little_and_lines_say_all(capsys: Any, monkeypatch: Any) -> N
             progress.advance()
         assert ("1/2" in stream.getvalue() and "loss 2.5]" in stream.getvalue()) == stream.isatty()
     assert capsys.readouterr().out == "training 1/2  (to step 1: loss 2.5, peak 1 GiB)\n"
+
+
+_WITH_CLOSED_STREAMS = """
+import os, subprocess, sys
+from t5_fsdp.console import occupy_closed_streams
+for number in (0, 1):
+    os.close(number)
+occupy_closed_streams()
+with open(sys.argv[1], "w") as file:
+    assert file.fileno() > 2
+    os.write(1, b"what a library prints")
+look = "import os; assert all(os.path.samestat(os.fstat(n), os.stat(os.devnull)) for n in (0, 1))"
+subprocess.run([sys.executable, "-c", look], check=True)
+"""
+
+
+def test_no_file_takes_the_place_of_a_closed_stream(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    subprocess.run([sys.executable, "-c", _WITH_CLOSED_STREAMS, str(file)], check=True)
+    assert file.read_bytes() == b""

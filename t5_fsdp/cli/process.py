@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from t5_fsdp.cli.caller_state import caller_state_kept
-from t5_fsdp.console import Console
+from t5_fsdp.console import Console, occupy_closed_streams
 from t5_fsdp.distributed import (
     Launch,
     World,
@@ -111,6 +111,7 @@ def run(command: Callable[[Session], None], *, results_on_stdout: bool = False) 
         command: the work; it raises UserError, Preempted or anything else.
         results_on_stdout: keep the console's lines off standard output.
     """
+    occupy_closed_streams()
     with Interruption() as interruption:
         try:
             launch = read_launch()
